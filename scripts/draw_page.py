@@ -32,7 +32,7 @@ class Picture:
     height: int = 1400
 
 
-# Two steps of the profile are visible, and one is selected.
+# Two steps of the profile are visible, and a window as long as a step is selected.
 _TWO_STEPS = "view=4600000000-4609500000&window=4601500000-4605300000&by=line"
 PICTURES = (
     Picture("memory-page-light", "memviz", "memory/kv_cache.pkl.gz", "tab=map"),

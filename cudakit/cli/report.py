@@ -147,15 +147,26 @@ def main_rows(document: Document) -> Iterator[str]:
 
 
 def table_rows(table: Table) -> Iterator[str]:
-    """Yield the rows of a table as text: ``name H200, memory 1.0 / 140 GiB``."""
-    from cudakit.render.values import NOT_AVAILABLE, format_value
+    """Yield the rows of a table as text: ``name H200, memory 1.0 / 140 GiB``.
 
-    empty_texts = ("", "-", NOT_AVAILABLE)
+    Each reason why a row has no value appears once: ``time n/a (not supported)``.
+    """
+    from cudakit.render.values import format_value
+    from cudakit.units import Unavailable
+
     for row in table.rows:
-        cells = zip(table.columns, map(format_value, row), strict=True)
-        yield ", ".join(
-            f"{column.name} {cell}".lstrip() for column, cell in cells if cell not in empty_texts
-        )
+        cells: list[str] = []
+        reasons: set[str] = set()
+        for column, value in zip(table.columns, row, strict=True):
+            text = format_value(value)
+            if isinstance(value, Unavailable):
+                if value.reason in reasons:
+                    continue
+                reasons.add(value.reason)
+                text = f"{text} ({value.reason})"
+            if text not in ("", "-"):
+                cells.append(f"{column.name} {text}".lstrip())
+        yield ", ".join(cells)
 
 
 def brief_sentences(document: Document) -> tuple[str | Note, ...]:

@@ -296,6 +296,10 @@ def test_diff_of_two_ranks_names_the_rank_that_became_slower(cli: Cli) -> None:
     assert changed.stdout.startswith("Step of rank 1, cuda:1 100% slower: ")
     assert "── rank 0, cuda:0 ──" in changed.stdout
     assert unchanged.stdout.startswith("Step unchanged on all GPUs\n")
+    result |= {"devices": result["devices"][:1], "findings": []}
+    Path("one.json").write_text(json.dumps(result))
+    with_one = cli("profile", "one.json", "--diff", "before.json").stdout
+    assert "! Not compared: rank 1, cuda:1 is only in the earlier profile." in with_one
     quiet_lines = cli("profile", "after.json", "--diff", "before.json", "-q").stdout.splitlines()
     assert [line.partition(", before")[0] for line in quiet_lines[1:]] == [
         "step of rank 0, cuda:0",

@@ -56,8 +56,11 @@ def test_brief_has_title_and_important_notes() -> None:
     ]
 
 
-def test_rows_of_the_main_table_name_their_columns_and_skip_unavailable_values() -> None:
-    assert list(main_rows(DOCUMENT)) == ["name a, size 1", "name b, size 2, health ok"]
+def test_rows_of_the_main_table_name_their_columns_and_reasons_without_a_value() -> None:
+    assert list(main_rows(DOCUMENT)) == [
+        "name a, size 1, health n/a (no driver)",
+        "name b, size 2, health ok",
+    ]
     assert list(main_rows(Document("Title", (Section("Part", (ROWS,)),)))) == []
 
 

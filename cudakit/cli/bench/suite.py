@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import click
+from click.core import ParameterSource
 
 from cudakit.cli.bench.fleet import FleetRequest, measure_and_report
 from cudakit.cli.bench.measure import FORMATS, exit_code, measure
@@ -93,6 +94,14 @@ def suite(
         raise UsageError(
             "--results without --ray measures nothing, so --quick has no effect",
             hint="remove --quick",
+        )
+    is_gpu_given = (
+        click.get_current_context().get_parameter_source("gpu") is ParameterSource.COMMANDLINE
+    )
+    if is_gpu_given and results and not ray:
+        raise UsageError(
+            "--results without --ray measures nothing, so --gpu has no effect",
+            hint="remove --gpu",
         )
     if ray or results:
         fleet = FleetRequest(

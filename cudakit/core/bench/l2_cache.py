@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 
 from cudakit.core.bench.method import Cache
+from cudakit.core.bench.roofline import Work
 from cudakit.gpu.api import Memory, Ptr, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
@@ -57,6 +59,15 @@ def can_be_cold(cache: Cache, *, l2_bytes: int, footprint_bytes: int) -> bool:
     return cache == "flush" or is_cold(
         set_count, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes
     )
+
+
+def work_of_peak(
+    work: Work, cache: Cache, *, l2_bytes: int, footprint_bytes: int
+) -> Work | Unavailable:
+    """Return the part of the work whose peak is known: data that stays in L2 is no traffic of the memory."""
+    if can_be_cold(cache, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes):
+        return work
+    return replace(work, bytes_moved=0) if work.operations else IN_CACHE
 
 
 class Flush:

@@ -58,6 +58,8 @@ class ProfileDiff:
     after_simulated: bool = (
         False  # whether the work of the later profile is that of a simulated device
     )
+    only_before: tuple[str, ...] = ()  # names of the devices that only the earlier profile has
+    only_after: tuple[str, ...] = ()  # names of the devices that only the later profile has
 
     def slowest_growth(self) -> float | None:
         """Return the largest relative growth of a step; None if nothing can be compared."""
@@ -68,14 +70,23 @@ class ProfileDiff:
 def compare(before_result: ProfileResult, after_result: ProfileResult) -> ProfileDiff:
     """Return the changes between two profiles, whose n-th devices are compared with each other."""
     device_pairs = list(zip(before_result.devices, after_result.devices, strict=False))
-    unmatched_count = abs(len(before_result.devices) - len(after_result.devices))
+    pair_count = len(device_pairs)
+    only_before = tuple(map(_device_name, before_result.devices[pair_count:]))
+    only_after = tuple(map(_device_name, after_result.devices[pair_count:]))
     return ProfileDiff(
         tuple(_compare_devices(*pair) for pair in device_pairs),
-        unmatched_count,
+        len(only_before) + len(only_after),
         before_result.simulated or after_result.simulated,
         before_result.simulated,
         after_result.simulated,
+        only_before,
+        only_after,
     )
+
+
+def _device_name(device: Device) -> str:
+    name = f"cuda:{device.device}"
+    return name if device.rank is None else f"rank {device.rank}, {name}"
 
 
 def _compare_devices(before_device: Device, after_device: Device) -> DeviceChange:

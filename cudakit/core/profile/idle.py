@@ -26,8 +26,18 @@ class Gaps:
     start_ns: Times
     end_ns: Times
     by_cause_ns: Times  # a row for each gap, a column for each IdleCause; a row adds up to the gap
-    site: Ints  # call stack of the wait, allocation or host work in which the gap began; else 0
     next_work: Ints  # row of ``Timeline.work`` that ends the gap
+    blocking: BlockingTime
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingTime:
+    """The idle time of each wait and allocation of the host in a gap; a gap may have several."""
+
+    gap: Ints  # row of ``Gaps``
+    cause: Ints  # IdleCause.HOST_WAIT or IdleCause.ALLOCATION
+    site: Ints  # call stack of the API call
+    idle_ns: Times
 
 
 def busy_time(timeline: Timeline, rows: Ints) -> IntervalSet:
@@ -56,23 +66,30 @@ def find_gaps(timeline: Timeline, device_rows: Ints, threads: dict[int, ThreadTi
     start, next_work = latest_end[ends_gap], device_rows[1:][ends_gap]
     end = work.start_ns[next_work]
     by_cause_ns = np.zeros((len(start), len(IdleCause)), np.int64)
-    site = np.zeros(len(start), np.int64)
     call = work.call[next_work]
+    blocking_rows = [np.zeros((4, 0), np.int64)]
     by_cause_ns[call < 0, IdleCause.UNKNOWN] = (end - start)[call < 0]
     for thread, thread_time in threads.items():
         gap_indices = np.flatnonzero(call >= 0)
         gap_indices = gap_indices[calls.thread[call[gap_indices]] == np.uint64(thread)]
         if len(gap_indices):
-            by_cause_ns[gap_indices], site[gap_indices] = _divide_gaps(
+            by_cause_ns[gap_indices], rows = _divide_gaps(
                 thread_time, start[gap_indices], end[gap_indices], calls.end_ns[call[gap_indices]]
             )
-    return Gaps(start, end, by_cause_ns, site, next_work)
+            rows[0] = gap_indices[rows[0]]
+            blocking_rows.append(rows)
+    return Gaps(
+        start, end, by_cause_ns, next_work, BlockingTime(*np.concatenate(blocking_rows, axis=1))
+    )
 
 
 def _divide_gaps(
     thread_time: ThreadTime, start: Times, end: Times, call_end_ns: Times
-) -> tuple[Times, Times]:
-    """Return the causes and the call sites of gaps; each gap's next work was enqueued by ``call_end_ns``."""
+) -> tuple[Times, Ints]:
+    """Return the causes of gaps, and the columns of ``BlockingTime`` as rows.
+
+    The next work of each gap was enqueued by ``call_end_ns``.
+    """
     launch_end = np.clip(call_end_ns, start, end)
     by_cause_ns = thread_time.time_by_cause(start, launch_end)
     # If the thread enqueued the work before the gap began, the work waited on the device.
@@ -83,10 +100,32 @@ def _divide_gaps(
     # counts as wait, too, and is no sign of slow launching.
     segments = thread_time.segment_indices(start)
     cause_at_start = thread_time.cause[segments]
-    site = np.zeros(len(start), np.int64)
+    blocking_rows = []
     for cause in _QUEUE_DRAINING_CAUSES:
-        is_drained = (cause_at_start == cause) & ~was_queued
-        by_cause_ns[is_drained, cause] += by_cause_ns[is_drained, IdleCause.LAUNCH]
-        by_cause_ns[is_drained, IdleCause.LAUNCH] = 0
-        site[is_drained] = thread_time.site[segments[is_drained]]
-    return by_cause_ns, site
+        blocking_rows.append(_time_within_calls(thread_time, cause, start, launch_end))
+        drained_gaps = np.flatnonzero((cause_at_start == cause) & ~was_queued)
+        launch_ns = by_cause_ns[drained_gaps, IdleCause.LAUNCH]
+        by_cause_ns[drained_gaps, cause] += launch_ns
+        by_cause_ns[drained_gaps, IdleCause.LAUNCH] = 0
+        site = thread_time.site[segments[drained_gaps]]
+        blocking_rows.append(
+            np.stack([drained_gaps, np.full(len(site), cause, np.int64), site, launch_ns])
+        )
+    return by_cause_ns, np.concatenate(blocking_rows, axis=1)
+
+
+def _time_within_calls(thread_time: ThreadTime, cause: IdleCause, start: Times, end: Times) -> Ints:
+    """Return the columns of ``BlockingTime`` as rows, for the parts of intervals that are in calls."""
+    calls = np.flatnonzero(thread_time.cause[:-1] == cause)
+    call_start, call_end = thread_time.start_ns[calls], thread_time.start_ns[calls + 1]
+    first_call = np.searchsorted(call_end, start, side="right")
+    call_count = np.maximum(np.searchsorted(call_start, end, side="left") - first_call, 0)
+    gap = np.repeat(np.arange(len(start)), call_count)
+    position_in_gap = np.arange(len(gap)) - np.repeat(
+        np.cumsum(call_count) - call_count, call_count
+    )
+    call = first_call[gap] + position_in_gap
+    idle_ns = np.minimum(end[gap], call_end[call]) - np.maximum(start[gap], call_start[call])
+    return np.stack(
+        [gap, np.full(len(gap), cause, np.int64), thread_time.site[calls[call]], idle_ns]
+    )

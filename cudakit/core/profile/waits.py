@@ -63,11 +63,12 @@ def host_waits(
 
 
 def _idle_by_site(gaps: Gaps, is_gap_measured: Mask, cause: IdleCause) -> dict[int, int]:
-    """Return the idle time of a cause by the call stack of the call in which the gaps began."""
-    rows = np.flatnonzero(is_gap_measured & (gaps.site != 0) & (gaps.by_cause_ns[:, cause] > 0))
+    """Return the idle time of a cause by the call stack of the wait or allocation."""
+    blocking = gaps.blocking
+    rows = np.flatnonzero(is_gap_measured[blocking.gap] & (blocking.cause == cause))
     return {
-        site: int(gaps.by_cause_ns[rows[index], cause].sum())
-        for site, index in groups(gaps.site[rows])
+        site: int(blocking.idle_ns[rows[index]].sum())
+        for site, index in groups(blocking.site[rows])
     }
 
 

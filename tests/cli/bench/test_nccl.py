@@ -119,6 +119,15 @@ def test_written_files_are_readable_and_comparable(cli: Cli, tmp_path: Path) -> 
     assert "same" in comparison.stdout
 
 
+def test_peak_of_gpus_without_nvlink_is_that_of_pcie(cli: Cli) -> None:
+    options = ("--sizes", "1KiB", "--operations", "all-reduce", "--json")
+    run = cli("bench", "nccl", "--gpu", "sim:t4x4-slow", *BRIEF, *options)
+    limit = json.loads(run.stdout)["results"][0]["limit"]
+
+    assert limit["bound"] == "link"
+    assert limit["link_bytes_per_s"] == pytest.approx(15.75e9, rel=1e-3)
+
+
 def test_number_of_ranks_of_one_process_is_an_option(cli: Cli) -> None:
     run = cli(*SIM, *BRIEF, "--ranks", "4", "--operations", "all-reduce", "--json")
     collectives = json.loads(run.stdout)["collectives"]

@@ -33,6 +33,13 @@ def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: P
     assert len(names) == len(result["bench"]["results"])
 
 
+def test_gpu_of_existing_results_is_refused(cli: Cli) -> None:
+    run = cli("bench", "suite", "--results", "nightly", "--gpu", "sim")
+
+    assert run.exit_code == ExitCode.USAGE
+    assert "--results without --ray measures nothing, so --gpu has no effect" in run.stderr
+
+
 def test_unknown_suffix_is_rejected_before_measurement(
     cli: Cli,
 ) -> None:

@@ -166,7 +166,7 @@ def test_tuning_of_other_gpu_is_rejected(tmp_path: Path) -> None:
         (("--export", "x.csv"), "needs --tune"),
         (("--tune", "--torch-validators", "x.csv"), "needs --export"),
         (("--tune", "--tune-time", "0"), "must be a number above 0"),
-        (("--tune", "--tune-iterations", "5"), "at least 20"),
+        (("--tune", "--tune-iterations", "5"), "it must be at least 20"),
         (("--tune", "-o", "tuned.csv"), "this report has no format with this suffix"),
         (("--tune", "--tuned", "none.json"), "none.json does not exist"),
         (("--tuned", "none.json"), "none.json does not exist"),
@@ -182,6 +182,13 @@ def test_invalid_tuning_options_leave_no_file(
 
     assert caught.value.exit_code == ExitCode.USAGE
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hint_on_too_few_samples_names_the_option() -> None:
+    with pytest.raises(InputError) as caught:
+        run("--tune", "--tune-iterations", "5")
+
+    assert caught.value.hint.startswith("use --tune-iterations 20 or more")
 
 
 def test_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:

@@ -223,6 +223,9 @@ def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
     assert lines[3].startswith("! A copy from the device to pageable host memory overlaps 0%")
     assert "API synchronization behavior" in run.stdout
     assert "Results verified for both cases." in run.stdout
+    text = " ".join(run.stdout.split())
+    assert re.search(r"time alone of \d+ to \d+ copies and \d+( to \d+)? GEMMs, as many", text)
+    assert "method all copies, all GEMMs or both once per sample" in text
 
 
 def test_overlap_with_samples_keeps_its_own_time_limit(cli: Cli) -> None:

@@ -367,12 +367,19 @@ def test_smaller_batch_is_suggested_if_no_shape_fits() -> None:
 def test_work_has_fastest_kind_of_arithmetic() -> None:
     fp64, fp8 = (Gemm(dtype=dtype, m=64, n=64, k=64, padding=16) for dtype in ("fp64", "fp8_e5m2"))
     with closing(Sim()) as gpu:
-        work = [case.work for case in cases(gpu, fp64, fp8)]
+        work = [case.work for case in cases(gpu, fp64, fp8, cache="flush")]
 
     assert work == [
         Work(2 * 64**3, "fp64_tensor", 3 * 8 * 64**2),
         Work(2 * 64**3, "fp8", (1 + 1 + 2) * 64**2),
     ]
+
+
+def test_gemm_in_the_cache_has_the_peak_of_arithmetic_alone() -> None:
+    with closing(Sim()) as gpu:
+        (case,) = cases(gpu, Gemm(dtype="bf16", m=64, n=64, k=64), cache="hot")
+
+    assert case.work == Work(2 * 64**3, "bf16", 0)
 
 
 def test_default_minimum_time_is_longer_for_gemms() -> None:

@@ -83,7 +83,19 @@ def test_rate_counts_inputs_and_output_once(operation: Operation, bytes_moved: i
 
     assert case.bytes_moved == bytes_moved
     assert case.operations == (2 * 31**3 if operation == "matmul" else 0)
-    assert not isinstance(case.ratio_to_limit, Unavailable)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_only_arithmetic_has_a_peak_if_data_stays_in_the_cache(operation: Operation) -> None:
+    with closing(Sim()) as gpu:
+        (case,) = measure(gpu, operations=(operation,), cache="rotate").results
+
+    if operation == "matmul":
+        assert not isinstance(case.limit, Unavailable)
+        assert case.limit.bound == "arithmetic"
+    else:
+        assert isinstance(case.limit, Unavailable)
+        assert "stays in the L2 cache" in case.limit.reason
 
 
 def test_host_time_of_a_call_has_no_rate() -> None:

@@ -60,6 +60,17 @@ def test_gap_after_a_wait_belongs_to_the_wait() -> None:
     assert wait.stack[wait.site].line == 41
 
 
+def test_wait_that_begins_in_a_gap_has_the_idle_time_of_its_call() -> None:
+    program = Program()
+    program.kernel("k", 1 * US)
+    program.host(50 * US)
+    program.call("cudaStreamSynchronize", 20 * US, line=7)
+    program.kernel("k", 1 * US)
+    device = _device(program)
+    assert device.measured.idle.host_wait_ns == 20 * US
+    assert [(wait.stack[wait.site].line, wait.idle_ns) for wait in device.waits] == [(7, 20 * US)]
+
+
 def test_gap_after_a_driver_allocation_belongs_to_the_allocation() -> None:
     program = Program()
     program.kernel("k", 30 * US)
@@ -170,6 +181,9 @@ def test_causes_add_up_to_the_idle_time(actions: list[tuple[str, int]]) -> None:
         _assert_exact(device.measured)
         for step in device.steps.steps:
             _assert_exact(step.time)
+        idle = device.measured.idle
+        for kind, idle_ns in (("wait", idle.host_wait_ns), ("allocation", idle.allocation_ns)):
+            assert sum(wait.idle_ns for wait in device.waits if wait.kind == kind) == idle_ns
         steady = [
             step.time.length_ns
             for step in device.steps.steps

@@ -59,8 +59,15 @@ def measure_collectives(
         except Unsupported as error:
             unsupported_baselines[name] = error.message
     host_count = len({rank.host for rank in ranks})
+    links = _gpu_links(ranks, nvml)
     cases = nccl_cases(
-        spec, group, versions, unsupported_baselines, simulated=gpu.simulated, host_count=host_count
+        spec,
+        group,
+        versions,
+        unsupported_baselines,
+        simulated=gpu.simulated,
+        host_count=host_count,
+        uses_pcie=bool(links) and not any(path.startswith("NV") for path in links.values()),
     )
     run_context = run_context or RunContext()
     check_fit(
@@ -81,7 +88,7 @@ def measure_collectives(
     collectives = Collectives(
         ranks=tuple(ranks),
         variables=dict(variables[0]) if variables else {},
-        links=_gpu_links(ranks, nvml),
+        links=links,
         rates=tuple(map(_collective_rate, result.results)),
     )
     warnings = [*result.warnings, *_variable_warnings(variables)]

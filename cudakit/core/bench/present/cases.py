@@ -229,7 +229,10 @@ def _explain_peak(cases: Sequence[CaseResult]) -> str:
     arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
     if not arithmetic_cases:
         return "% of peak: rate divided by the theoretical bandwidth of the memory or link."
-    roofline_text = "% of peak: rate divided by the roofline of arithmetic and memory"
+    roofline_text = (
+        "% of peak: rate divided by the roofline of arithmetic, and of memory if data is not in the L2 "
+        "cache,"
+    )
     has_measured_clock = [_has_datasheet_peak(case) for case in arithmetic_cases]
     if not any(has_measured_clock):
         return (
@@ -267,6 +270,8 @@ def _shape(case: CaseResult) -> Value:
 
 def _clock(case: CaseResult) -> Value:
     """Return the median SM clock of the samples."""
+    if isinstance(case.median_s, Unavailable):
+        return case.median_s
     if not case.sm_clock_hz:
         return Unavailable("the clock was not measured")
     return Text(f"{median(case.sm_clock_hz) / 1e6:.0f} MHz")

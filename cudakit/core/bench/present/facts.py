@@ -32,6 +32,7 @@ _MODE_TEXTS = {
 _LAUNCH_TO_START = "launch-to-start"
 _LAUNCH_TO_START_TEXT = "host time until the host sees the first write of the kernel"
 _ALLOC_TEXT = "host time of one allocation and its free"
+_OVERLAP_TEXT = "all copies, all GEMMs or both once per sample, timed by CUDA events"
 _CACHE_TEXTS = {
     "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
@@ -151,6 +152,8 @@ def _timing_text(case: CaseResult) -> str:
     """Describe what the time of a case measures; return "" if the measurement mode already says it."""
     if case.method.mode == "call" and case.name == "alloc":
         return _ALLOC_TEXT
+    if MEASUREMENT_AXIS in case.axes:
+        return _OVERLAP_TEXT
     return _LAUNCH_TO_START_TEXT if case.axes.get("call") == _LAUNCH_TO_START else ""
 
 

@@ -28,11 +28,10 @@ _PAGEABLE_REASON = (
 )
 _PIN = "pin the host memory: pin_memory() of a tensor, or cudakit.pin(array) for existing memory"
 _CAPTION = (
-    "Copy, GEMM: time of each alone; the number of copies and of GEMMs is chosen so that both take about the "
-    "same time. Together: from the first start to the last end, on two streams; the copies are launched "
-    "first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Copy slowdown: time of the "
-    "copies while GEMMs run all the time, compared with the time alone. GEMM slowdown: the same of the GEMMs "
-    "while copies run"
+    ", as many as take about the same time. Together: from the first start to the last end, on two streams; "
+    "the copies are launched first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Copy "
+    "slowdown: time of the copies while GEMMs run all the time, compared with the time alone. GEMM slowdown: "
+    "the same of the GEMMs while copies run"
 )
 _PAGEABLE_CAPTION = (
     '; "-" for pageable copies, which block the host, so that no GEMM can be launched'
@@ -126,7 +125,20 @@ def _table(overlaps: Sequence[CopyOverlap]) -> Table:
         for overlap in overlaps
     )
     has_pageable = any(is_pageable(overlap.direction) for overlap in overlaps)
-    return Table(columns, rows, f"{_CAPTION}{_PAGEABLE_CAPTION if has_pageable else ''}.")
+    caption = (
+        f"Copy, GEMM: time alone of {_range([overlap.copies for overlap in overlaps])} copies and "
+        f"{_range([overlap.gemms for overlap in overlaps])} GEMMs{_CAPTION}"
+    )
+    return Table(columns, rows, f"{caption}{_PAGEABLE_CAPTION if has_pageable else ''}.")
+
+
+def _range(counts: Sequence[int]) -> str:
+    """Return ``2 to 3``, or the number if all counts are equal; cases that were not measured have none."""
+    measured_counts = [count for count in counts if count] or [0]
+    lowest_count, highest_count = min(measured_counts), max(measured_counts)
+    return (
+        str(lowest_count) if lowest_count == highest_count else f"{lowest_count} to {highest_count}"
+    )
 
 
 def _slowdown(slowdown: float | Unavailable) -> Value:

@@ -65,8 +65,10 @@ class Limits:
             raise InputError(f"the tuning time is {self.time_s:g} s; it must be a number above 0")
         if self.iterations < MIN_ITERATIONS:
             raise InputError(
-                f"the number of tuning iterations is {self.iterations}; it must be at least {MIN_ITERATIONS}",
-                hint="with fewer samples no gain is significant",
+                f"the number of samples per algorithm is {self.iterations}; it must be at least "
+                f"{MIN_ITERATIONS}",
+                hint=f"use --tune-iterations {MIN_ITERATIONS} or more; with fewer samples no gain is "
+                "significant",
             )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cudakit.core.bench.case import Case
+from cudakit.core.bench.l2_cache import l2_size_bytes, work_of_peak
 from cudakit.core.bench.method import Method, Rule
 from cudakit.core.bench.roofline import Work, matrix_kind
 from cudakit.core.bench.spec import GemmSpec
@@ -72,7 +73,12 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated:
     return Case(
         default_workload,
         _method(spec),
-        Work(gemm.operations, kind, gemm.bytes_moved),
+        work_of_peak(
+            Work(gemm.operations, kind, gemm.bytes_moved),
+            spec.cache,
+            l2_bytes=l2_size_bytes(fields),
+            footprint_bytes=operand_bytes(gemm),
+        ),
         other_buffer_bytes=_needed_bytes(spec, gemm),
         describe_fitting=partial(_describe_fitting_gemm, spec, gemm, simulated),
         baselines=tuple(

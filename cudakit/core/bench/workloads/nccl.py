@@ -38,10 +38,12 @@ def nccl_cases(
     *,
     simulated: bool,
     host_count: int = 1,
+    uses_pcie: bool = False,
 ) -> tuple[Case, ...]:
     """Return a case per operation, data type, place (in-place or out-of-place) and size.
 
     ``versions`` are those of the libraries, ``unsupported_baselines`` the reasons why baselines cannot run.
+    ``uses_pcie``: no two of the GPUs have an NVLink.
     Raises Unsupported if no operation can run in the given places.
     """
     rank_count = len(group.channels)
@@ -49,10 +51,11 @@ def nccl_cases(
     for operation, dtype, place, size_bytes in _combinations(spec, simulated=simulated):
         collective = make_collective(operation, ELEMENTS[dtype], size_bytes, rank_count)
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
+        work = _make_work(workload, host_count, uses_pcie=uses_pcie)
         # Small sizes may round to the same size.
         case_by_key.setdefault(
             tuple(workload.axes.values()),
-            _case(spec, workload, versions, unsupported_baselines, host_count=host_count),
+            _case(spec, workload, versions, unsupported_baselines, work),
         )
     if not case_by_key:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
@@ -95,14 +98,12 @@ def _case(
     workload: CollectiveWorkload,
     versions: Mapping[str, str],
     unsupported_baselines: Mapping[str, str],
-    *,
-    host_count: int,
+    work: Work | Unavailable,
 ) -> Case:
-    collective, rank_count = workload.collective, workload.rank_count
     return Case(
         workload,
         spec.method(spec.mode, spec.cache, fill="small integers"),
-        _make_work(collective, rank_count, workload.size_bytes, host_count),
+        work,
         size_bytes=workload.size_bytes,
         buffers=_BUFFER_COUNT * (1 + len(spec.baselines)),
         baselines=tuple(
@@ -118,15 +119,15 @@ def _case(
 
 
 def _make_work(
-    collective: Collective, rank_count: int, size_bytes: int, host_count: int
+    workload: CollectiveWorkload, host_count: int, *, uses_pcie: bool
 ) -> Work | Unavailable:
     """Return the work of an operation: the bytes over a rank's link (size times bus factor)."""
-    if rank_count == 1:
+    if workload.rank_count == 1:
         return Unavailable("one rank sends no data over a link")
     if host_count > 1:
         return Unavailable("the bandwidth of the network between the hosts is unknown")
-    bus_bytes = size_bytes * bus_factor(collective.operation, rank_count)
-    return Work(link_bytes=bus_bytes, link="peer")
+    factor = bus_factor(workload.collective.operation, workload.rank_count)
+    return Work(link_bytes=workload.size_bytes * factor, link="host" if uses_pcie else "peer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from itertools import product
 from types import MappingProxyType
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
+from cudakit.core.bench.l2_cache import l2_size_bytes, work_of_peak
 from cudakit.core.bench.method import Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import OpenLibrary, OpsSpec
@@ -44,9 +44,6 @@ _MODES: Mapping[str, Mode] = MappingProxyType(
 # time matter little. More calls could fill the driver's launch queue (about 1000 launches).
 _CALLS_PER_SAMPLE = 20
 _LATENCY = Unavailable("a latency has no theoretical peak")
-_IN_CACHE = Unavailable(
-    "some or all data stays in the L2 cache, and datasheets state no L2 bandwidth"
-)
 
 
 def ops_cases(spec: OpsSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
@@ -63,12 +60,14 @@ def ops_cases(spec: OpsSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 def _case(spec: OpsSpec, shape: OperationShape, timing: str, l2_bytes: int) -> Case:
     is_host_call = timing == "host-call"
     open_library = spec.public_libraries.get(shape.operation) if is_host_call else None
-    is_cold_case = spec.cache != "hot" or is_cold(
-        1, l2_bytes=l2_bytes, footprint_bytes=shape.bytes_moved
-    )
     work: Work | Unavailable = _LATENCY
     if not is_host_call:
-        work = Work(shape.operations, "fp32", shape.bytes_moved) if is_cold_case else _IN_CACHE
+        work = work_of_peak(
+            Work(shape.operations, "fp32", shape.bytes_moved),
+            spec.cache,
+            l2_bytes=l2_bytes,
+            footprint_bytes=shape.bytes_moved,
+        )
     method = spec.method(_MODES[timing], "hot" if is_host_call else spec.cache, fill="uniform")
     if is_host_call:
         method = replace(method, executions=_CALLS_PER_SAMPLE)

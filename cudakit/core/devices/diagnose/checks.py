@@ -44,7 +44,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
     "Environment variables": (
         Check("CK020", "no debugging variable is set", variables.debugging),
         Check("CK021", "allocator settings are valid", variables.allocator),
-        Check("CK022", "no NCCL variable disables a fast path", variables.nccl),
+        Check("CK022", "no NCCL variable disables a kind of transfer", variables.nccl),
         Check("CK023", "no variable slows down cuBLAS or cuDNN", variables.math_libraries),
         Check("CK024", "no environment variable is misspelled", variables.misspelled),
     ),

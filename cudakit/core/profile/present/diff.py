@@ -33,9 +33,12 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
         (_device_name(device), tuple(_nodes(device, top))) for device in diff.devices
     ]
     nodes: list[Node] = []
-    if diff.unmatched:
-        gpus_text = "1 GPU is" if diff.unmatched == 1 else f"{diff.unmatched} GPUs are"
-        nodes.append(Note("warn", f"{gpus_text} in only one of the profiles."))
+    for names, file in ((diff.only_before, "earlier"), (diff.only_after, "later")):
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            nodes.append(
+                Note("warn", f"Not compared: {'; '.join(names)} {verb} only in the {file} profile.")
+            )
     nodes += (
         device_sections[0][1]
         if len(device_sections) == 1

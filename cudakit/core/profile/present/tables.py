@@ -50,7 +50,7 @@ CAUSES = {
     "data_loading_ns": ("data loading", "the host prepared data before it copied them to the GPU"),
     "other_host_ns": (
         "other host work",
-        "gaps of at least 1 ms in which the host made no CUDA calls",
+        "the host made no CUDA calls for at least 1 ms at a time",
     ),
     "dependency_ns": ("dependencies", "enqueued work waited for other streams or earlier work"),
     "unknown_ns": ("unknown", "the launch of the next work was not recorded"),

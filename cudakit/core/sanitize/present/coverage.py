@@ -137,14 +137,12 @@ def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
     gap_texts = [
-        f"{event_text} ({_occurrences(event_count)})"
+        f"{event_text} ({_count_with_noun('event', event_count)})"
         for event_text, event_count in gaps[:_MAX_LISTED_GAPS]
     ]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
-        occurrences_text = _occurrences(sum(event_count for _, event_count in other_gaps))
-        gap_texts.append(
-            f"{_count_with_noun('other kind', len(other_gaps))} of events ({occurrences_text})"
-        )
+        events_text = _count_with_noun("event", sum(event_count for _, event_count in other_gaps))
+        gap_texts.append(f"{_count_with_noun('other kind', len(other_gaps))} ({events_text})")
     if gap_texts:
         yield Note("warn", f"Not analyzed: {_join_words(gap_texts)}")
 
