@@ -224,7 +224,9 @@ def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
     assert "API synchronization behavior" in run.stdout
     assert "Results verified for both cases." in run.stdout
     text = " ".join(run.stdout.split())
-    assert re.search(r"time alone of \d+ to \d+ copies and \d+( to \d+)? GEMMs, as many", text)
+    assert re.search(
+        r"time alone of \d+ to \d+ copies and \d+( to \d+)? GEMMs, which take about the same", text
+    )
     assert "method all copies, all GEMMs or both once per sample" in text
 
 

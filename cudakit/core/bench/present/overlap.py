@@ -28,7 +28,7 @@ _PAGEABLE_REASON = (
 )
 _PIN = "pin the host memory: pin_memory() of a tensor, or cudakit.pin(array) for existing memory"
 _CAPTION = (
-    ", as many as take about the same time. Together: from the first start to the last end, on two streams; "
+    ", which take about the same time. Together: from the first start to the last end, on two streams; "
     "the copies are launched first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Copy "
     "slowdown: time of the copies while GEMMs run all the time, compared with the time alone. GEMM slowdown: "
     "the same of the GEMMs while copies run"
