@@ -28,16 +28,16 @@ def filter_trace(
     if stream is not None:
         if not 0 <= stream < len(trace.streams):
             raise UsageError(
-                f"no stream {stream} in the snapshot",
-                hint=f"streams of the snapshot: {', '.join(map(str, range(len(trace.streams))))}",
+                f"no stream {stream} in {snapshot.source}",
+                hint=f"streams of {snapshot.source}: {', '.join(map(str, range(len(trace.streams))))}",
             )
         keep_event &= trace.events.stream == stream
         keep_segment &= trace.segments.stream == stream
     if pool is not None:
         if pool not in snapshot.pools:
             raise UsageError(
-                f"no pool {POOL_NAMES.get(pool, f'{pool[0]},{pool[1]}')} in the snapshot",
-                hint=f"pools of the snapshot: {'; '.join(map(pool_name, snapshot.pools))}",
+                f"no pool {POOL_NAMES.get(pool, f'{pool[0]},{pool[1]}')} in {snapshot.source}",
+                hint=f"pools of {snapshot.source}: {'; '.join(map(pool_name, snapshot.pools))}",
             )
         pool_id = snapshot.pools.index(pool)
         recorded_pools = trace.events.pool

@@ -138,14 +138,14 @@ def test_no_selection_keeps_the_trace() -> None:
 def test_unknown_stream_error_lists_the_streams(
     stream: int,
 ) -> None:
-    with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
+    with pytest.raises(UsageError, match=rf"no stream {stream} in snapshot\.pkl") as caught:
         narrowed(two_streams(), stream=stream)
-    assert caught.value.hint == "streams of the snapshot: 0, 1, 2, 3"
+    assert caught.value.hint == "streams of snapshot.pkl: 0, 1, 2, 3"
 
 
 def test_unknown_pool_error_lists_the_pools() -> None:
-    with pytest.raises(UsageError, match="no pool 7,7") as caught:
+    with pytest.raises(UsageError, match=r"no pool 7,7 in snapshot\.pkl") as caught:
         narrowed(two_streams(), pool=(7, 7))
     assert caught.value.hint == (
-        "pools of the snapshot: default; MemPool 0,1; graph 1,0; MemPool 0,2"
+        "pools of snapshot.pkl: default; MemPool 0,1; graph 1,0; MemPool 0,2"
     )

@@ -90,7 +90,10 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared_sentence = f"{steps.count} step boundaries were compared; {step_definition(device)}."
+    compared_sentence = (
+        f"{steps.count} step boundaries were compared, with {steps.count - 1} steps between them; "
+        f"{step_definition(device)}."
+    )
     if device.leaks:
         yield Note("warn", f"{growth_sentence(device)} {compared_sentence}")
     elif device.steps.rising:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
 from cudakit.core.memory.present.rows import limited_table, stack_value, table
-from cudakit.core.memory.record.pools import DRIVER, POOL_NAMES, pool_name
+from cudakit.core.memory.record.pools import DRIVER, JAX, MANAGED, POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Note, Table, Text
 from cudakit.units import format_bytes, format_ratio
@@ -31,15 +31,23 @@ def segments(device: DeviceMemory, top: int) -> Table:
         device.segments,
         top,
         ("group", "groups"),
-        caption=_DRIVER_CAPTION
-        if any(pool_name(group.pool) == DRIVER for group in device.segments)
-        else "",
+        caption=_pools_caption([POOL_NAMES.get(group.pool, "") for group in device.segments]),
     )
 
 
-_DRIVER_CAPTION = (
-    "Pool driver: memory from calls of the driver, such as cudaMalloc, outside any library's pool."
-)
+_POOL_CAPTIONS = {
+    DRIVER: "memory from calls of the driver, such as cudaMalloc, outside any library's pool",
+    MANAGED: "memory of cudaMallocManaged, which GPU and host share",
+    JAX: "the pool of JAX",
+}
+
+
+def _pools_caption(names: Collection[str]) -> str:
+    """Explain the pools that are not PyTorch's, and their kind "-"."""
+    texts = [f"Pool {name}: {text}." for name, text in _POOL_CAPTIONS.items() if name in names]
+    if any(names):
+        texts.append('Kind "-": only segments of PyTorch are small or large.')
+    return " ".join(texts)
 
 
 def _segment_kind(group: SegmentGroup) -> Text:

@@ -244,8 +244,11 @@ _CONTRADICTIONS = {
         "completed free without a request in the trace",
         "completed frees without a request in the trace",
     ),
-    "sizes": ("block with two sizes", "blocks with two sizes"),
-    "segments": ("segment that differs", "segments that differ"),
+    "sizes": (
+        "block whose sizes in trace and final state differ",
+        "blocks whose sizes in trace and final state differ",
+    ),
+    "segments": ("contradicting segment event", "contradicting segment events"),
     "over_reserved": (
         "moment with more memory in use than reserved",
         "moments with more memory in use than reserved",

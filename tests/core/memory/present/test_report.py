@@ -17,6 +17,7 @@ from cudakit.core.memory.present import diff as present_diff
 from cudakit.core.memory.present import report, summary_report
 from cudakit.core.memory.present.rows import step_definition
 from cudakit.core.memory.present.summary import in_annotation, reliability
+from cudakit.core.memory.record.pools import POOL_IDS
 from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
@@ -251,8 +252,8 @@ def test_growth_that_stopped_is_not_reported_as_absent() -> None:
     assert "No call stack holds more memory after each step." not in text
     assert (
         "No call stack kept growing from step to step. Section Peak per step lists what grew from the"
-        " first to the last step. 33 step boundaries were compared; each step starts at"
-        " varying_lengths.py:33 prefill."
+        " first to the last step. 33 step boundaries were compared, with 32 steps between them;"
+        " each step starts at varying_lengths.py:33 prefill."
     ) in text
 
 
@@ -306,14 +307,27 @@ def test_contradictions_are_named_with_what_is_counted() -> None:
     assert next(reliability(unreliable)).text == (
         "cuda:0: the trace of 201 events and the final state disagree 54 times (2 blocks without an"
         " allocation in the trace, 1 block without a free in the trace, 1 completed free"
-        " without a request in the trace, 3 blocks with two sizes, 1 segment that differs,"
-        " 46 moments with more memory in use than reserved)."
+        " without a request in the trace, 3 blocks whose sizes in trace and final state differ,"
+        " 1 contradicting segment event, 46 moments with more memory in use than reserved)."
     )
 
 
 def test_single_event_is_counted_in_the_singular() -> None:
     (_, host) = examined("tests/data/fuzz/host.pkl").devices
     assert next(reliability(host)).text.startswith("pinned host memory: 1 event, starting with")
+
+
+def test_pools_of_libraries_and_their_kind_are_explained() -> None:
+    result = examined("examples/memory/varying_lengths.pkl.gz")
+    (device,) = result.devices
+    group = next(group for group in device.segments if group.pool == POOL_IDS["driver"])
+    groups = tuple(replace(group, pool=POOL_IDS[name]) for name in ("managed memory", "jax"))
+    text = read(report(replace(result, devices=(replace(device, segments=groups),))), 1000)
+
+    assert "Pool managed memory: memory of cudaMallocManaged, which GPU and host share." in text
+    assert (
+        'Pool jax: the pool of JAX. Kind "-": only segments of PyTorch are small or large.' in text
+    )
 
 
 def test_segments_of_the_driver_are_explained() -> None:
