@@ -76,8 +76,8 @@ BENCH = option(
     type=FILE,
     multiple=True,
     metavar="FILE",
-    help="Compare copies and memsets of at least 1 MiB, or kernel launches, with the limits of this GPU. FILE is the JSON result "
-    "of cudakit bench copy, memory or launch. Repeatable.",
+    help="Compare copies and memsets of at least 1 MiB, or kernel launches, with the limits of this GPU. "
+    "FILE is the JSON result of cudakit bench copy, memory or launch. Repeatable.",
 )
 _COMPARE_OPTIONS = option_group(
     "Compare",

@@ -25,7 +25,6 @@ from cudakit.core.sanitize.races import (
 from cudakit.document import Frame
 from cudakit.trace.kinds import AllocationKind, NcclDatatype, Precision
 
-
 CALLING_RANK: Final = " (called by rank "  # text before the rank that calls a collective
 
 

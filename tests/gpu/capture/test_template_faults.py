@@ -145,7 +145,8 @@ launch_graph(one, write({written:#x}))  # not ordered after the fill
             "graph launch on stream 3 (non-blocking) is not ordered after "
         )
         assert pair.sentence.endswith(
-            "the accesses of the later launch were not recorded, but taken from another launch of the same kernel"
+            "the accesses of the later launch were not recorded, but taken from another launch "
+            "of the same kernel"
         )
 
 
