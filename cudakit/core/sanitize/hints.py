@@ -244,8 +244,8 @@ def smallest_fix(
     if _are_in_one_graph(current_side, previous_side):
         return (
             f"make node {current_side.node}, {later_work}, depend on node {previous_side.node}, "
-            f"{earlier_work}: add this dependency to the graph or, if the graph is captured, make "
-            f"the stream of node {current_side.node} wait for an event recorded after node {previous_side.node}"
+            f"{earlier_work}: add this dependency to the graph or, if the graph is captured, make the stream "
+            f"of node {current_side.node} wait for an event recorded after node {previous_side.node}"
         )
     if previous_side.stream_number == HOST:
         return (

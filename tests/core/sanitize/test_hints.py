@@ -178,8 +178,8 @@ def test_sentence_names_operations_streams_and_bytes(
             kernel(graph=2, node=3),
             exact_operation(graph=2, node=2),
             "make node 3, the kernel (train.py:44), depend on node 2, the copy (loader.py:31): add this "
-            "dependency to the graph or, if the graph is captured, make the stream of node 3 wait for an event "
-            "recorded after node 2",
+            "dependency to the graph or, if the graph is captured, make the stream of node 3 wait for an "
+            "event recorded after node 2",
         ),
     ],
 )

@@ -203,6 +203,14 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
         innermost_index = int(is_backward(side.stack))
         yield "called at", Stack(side.stack, innermost_index) if race.library else _stack(side)
     yield "both access", Text(_bytes_text(race))
+    if race.count > 1:
+        yield (
+            "found",
+            Text(
+                f"{format_count(race.count)} times, of which this is one: two operations count once for each "
+                "separate range of bytes that both access"
+            ),
+        )
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
     yield from _memory_facts(race)
     if not is_used_after_free(race):
