@@ -132,7 +132,8 @@ def _load_nvrtc() -> Any:
             "NVRTC",
             purpose="compiling kernels",
             requirement=_nvrtc_requirement(),
-            problem="was not found",
+            problem="was not found by cuda.bindings",
+            where=", in the site-packages of this Python, where cuda.bindings searches",
         ) from error
     return nvrtc
 
