@@ -160,6 +160,8 @@ def tuned_algorithms(
 
 def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tune_options: TuneOptions) -> ExitCode:
     """Tune the GEMMs of a Spec, and write the report and the file for torch."""
+    from cudakit.core.bench.tuning.tuned import load_tuned
+
     limits = tune_options.limits()
     with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
         export_file = None
@@ -168,24 +170,32 @@ def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tune_options: TuneOpti
             export_file = stack.enter_context(
                 open_file(tune_options.export_path, force=output.force)
             )
-        tuned, torch_csv = _search(spec, gpu, limits, tune_options, quiet=output.quiet)
+        tuned_path = tune_options.tuned_path
+        earlier_tuning = load_tuned(Path(tuned_path)) if tuned_path else None
+        tuned, torch_csv = _search(
+            spec, gpu, limits, tune_options, earlier_tuning, quiet=output.quiet
+        )
         if export_file and torch_csv:
             export_file.write(torch_csv.text)
         stack.close()
-        outputs.write(_report(tuned, output, torch_csv))
+        outputs.write(_report(tuned, output, torch_csv, earlier_tuning))
         if export_file and not output.quiet:
             click.echo(f"Wrote {printable(export_file.name)}", err=True)
     return _exit_code(tuned)
 
 
 def _search(
-    spec: GemmSpec, gpu: str, limits: Limits, tune_options: TuneOptions, *, quiet: bool
+    spec: GemmSpec,
+    gpu: str,
+    limits: Limits,
+    tune_options: TuneOptions,
+    earlier_tuning: Tuned | None,
+    *,
+    quiet: bool,
 ) -> tuple[Tuned, TorchCsv | None]:
     from cudakit.core.bench.tuning.torch_csv import torch_csv
     from cudakit.core.bench.tuning.tune import tune as search
-    from cudakit.core.bench.tuning.tuned import load_tuned
 
-    earlier_tuning = load_tuned(Path(tune_options.tuned_path)) if tune_options.tuned_path else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # The validators are checked before the long search, so that an impossible export is reported at once.
         validators = (
@@ -226,12 +236,20 @@ def _installed_validators() -> Mapping[str, str]:
         raise
 
 
-def _report(tuned: Tuned, output: OutputOptions, torch_csv: TorchCsv | None) -> Report:
+def _report(
+    tuned: Tuned,
+    output: OutputOptions,
+    torch_csv: TorchCsv | None,
+    earlier_tuning: Tuned | None,
+) -> Report:
     from cudakit.core.bench.tuning.present import present_tuned
 
     json_paths = [target.path for target in output.targets if target.path.lower().endswith(".json")]
     return Report(
-        result=tuned, document=lambda: present_tuned(tuned, files=json_paths, torch_csv=torch_csv)
+        result=tuned,
+        document=lambda: present_tuned(
+            tuned, files=json_paths, torch_csv=torch_csv, earlier_tuning=earlier_tuning
+        ),
     )
 
 

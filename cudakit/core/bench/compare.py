@@ -18,7 +18,7 @@ from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import ci_over_rounds
 from cudakit.core.bench.workload import Axis
 from cudakit.errors import InputError, UsageError
-from cudakit.units import Unavailable, parse_ratio
+from cudakit.units import Unavailable, format_bytes, parse_ratio
 
 # Minimum half-width of a CI, relative to the median.
 RESOLUTION = 0.005
@@ -27,8 +27,19 @@ _Interval: TypeAlias = tuple[
     float, float, float
 ]  # Lower end of the CI, median, upper end of the CI.
 
-# Settings that make two results incomparable if they differ.
-_COMPARED_SETTINGS = ("library", "workspace_bytes", "asked")
+# Settings that make two results incomparable if they differ, with their titles.
+_COMPARED_SETTINGS = {
+    "library": "library",
+    "workspace_bytes": "workspace limit",
+    "asked": "GEMM settings",
+    "page_cache": "page cache",
+}
+# Numbers of operations in one execution. A case whose numbers differ is ambiguous.
+_COUNTED_OPERATIONS = {
+    "transfers_per_execution": "transfers",
+    "copies": "copies",
+    "gemms": "GEMMs",
+}
 
 
 class Verdict(Enum):
@@ -131,7 +142,12 @@ def compare_case(before_case: CaseResult, after_case: CaseResult) -> CaseCompari
     change: float | Unavailable
     change_interval: tuple[float, float] | Unavailable
     change = change_interval = Unavailable(reason or "the measured time is 0")
-    if interval_before is not None and interval_after is not None and interval_before[1] > 0:
+    if (
+        interval_before is not None
+        and interval_after is not None
+        and interval_before[1] > 0
+        and not _differing_work(before_case, after_case)
+    ):
         change, change_interval = (
             interval_after[1] / interval_before[1] - 1,
             _change_interval(interval_before, interval_after),
@@ -146,7 +162,9 @@ def compare_case(before_case: CaseResult, after_case: CaseResult) -> CaseCompari
         change=change,
         change_interval=change_interval,
         clock_change=_median_change(before_case.sm_clock_hz, after_case.sm_clock_hz),
-        cycles_change=_median_change(before_case.cycles, after_case.cycles),
+        cycles_change=change
+        if isinstance(change, Unavailable)
+        else _median_change(before_case.cycles, after_case.cycles),
         reason=reason,
     )
 
@@ -201,9 +219,9 @@ def parse_fail_on(text: str) -> FailOn:
 
 
 def _verdict(before_case: CaseResult, after_case: CaseResult) -> tuple[Verdict, str]:
-    for case, run_name in ((before_case, "BEFORE"), (after_case, "AFTER")):
-        if isinstance(case.median_s, Unavailable):
-            return Verdict.AMBIGUOUS, f"no time in {run_name}: {case.median_s.reason}"
+    missing_reason = _describe_missing_times(before_case.median_s, after_case.median_s)
+    if reason := missing_reason or _differing_work(before_case, after_case):
+        return Verdict.AMBIGUOUS, reason
     time_verdict = _verdict_from_intervals(
         _interval(before_case.samples_s, before_case.rounds),
         _interval(after_case.samples_s, after_case.rounds),
@@ -223,6 +241,35 @@ def _verdict(before_case: CaseResult, after_case: CaseResult) -> tuple[Verdict, 
         return time_verdict, ""
     verdict_in_cycles = "the same" if cycles_verdict is Verdict.SAME else cycles_verdict.value
     return Verdict.AMBIGUOUS, f"{time_verdict.value} in time, {verdict_in_cycles} in cycles"
+
+
+def _describe_missing_times(before_s: float | Unavailable, after_s: float | Unavailable) -> str:
+    """Return the reasons for missing times with the runs that lack them, or ""."""
+    if isinstance(before_s, Unavailable) and before_s == after_s:
+        return f"no time in either run: {before_s.reason}"
+    return "; ".join(
+        f"no time in {run_name}: {time_s.reason}"
+        for time_s, run_name in ((before_s, "BEFORE"), (after_s, "AFTER"))
+        if isinstance(time_s, Unavailable)
+    )
+
+
+def _differing_work(before_case: CaseResult, after_case: CaseResult) -> str:
+    """Describe the different numbers of operations in one execution of two runs; "" if they are equal."""
+    counts = [
+        (
+            f"{before_case.settings[name]} {title}",
+            f"{after_case.settings[name]} {title}",
+        )
+        for name, title in _COUNTED_OPERATIONS.items()
+        if name in before_case.settings and name in after_case.settings
+    ]
+    before_text, after_text = (
+        (" and ".join(texts) for texts in zip(*counts, strict=True)) if counts else ("", "")
+    )
+    if before_text == after_text:
+        return ""
+    return f"the times are those of {before_text} in BEFORE, and of {after_text} in AFTER"
 
 
 def _verdict_from_intervals(
@@ -274,10 +321,20 @@ def _median_change(
 def _differences(before_case: CaseResult, after_case: CaseResult) -> Iterator[str]:
     yield from before_case.environment.differences_from(after_case.environment)
     yield from before_case.method.differences_from(after_case.method)
-    for name in _COMPARED_SETTINGS:
-        value_before, value_after = before_case.settings.get(name), after_case.settings.get(name)
-        if value_before != value_after:
-            yield f"{name.removesuffix('_bytes')}: {value_before} before, {value_after} after"
+    for name, title in _COMPARED_SETTINGS.items():
+        # A case that was not measured has no settings.
+        if name in before_case.settings and name in after_case.settings:
+            before_text, after_text = (
+                _setting_text(name, case.settings[name]) for case in (before_case, after_case)
+            )
+            if before_text != after_text:
+                yield f"{title}: {before_text} before, {after_text} after"
+
+
+def _setting_text(name: str, value: object) -> str:
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return format_bytes(value)
+    return str(value).removeprefix("page cache ") or "default"
 
 
 def _first_label(result: BenchResult) -> str:

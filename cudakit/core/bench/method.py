@@ -65,10 +65,16 @@ class Method:
     def differences_from(self, other_method: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
-            f"{name}: {this_value} before, {other_value} after"
+            f"{name}: {_option_text(this_value)} before, {_option_text(other_value)} after"
             for name in ("mode", "cache", "blocker", "fill")
             if (this_value := getattr(self, name)) != (other_value := getattr(other_method, name))
         )
+
+
+def _option_text(value: str | bool) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
 
 
 def max_warmup_s(min_s: float) -> float:

@@ -79,7 +79,7 @@ def run(
     A CollectiveError or StorageError has the same effect, and its message is the ``failure`` of the result.
     ``open_timer`` opens the timer of the run.
 
-    Raises InputError, before any allocation, for a case that does not fit in memory, UnsupportedCase if no
+    Raises InputError, before any allocation, for a case that does not fit in memory, Unsupported if no
     case is supported, and the errors of workloads and device.
     """
     begin_ns = now_ns()
@@ -158,7 +158,7 @@ def _cases_beyond_budget(spec: Spec, cases: Sequence[Case]) -> list[_MeasuredCas
 def _summarize(
     machine: Machine, measured_cases: Sequence[_MeasuredCase], *, is_complete: bool
 ) -> tuple[CaseResult, ...]:
-    """Return the results of all implementations. Raises UnsupportedCase if none is supported."""
+    """Return the results of all implementations. Raises Unsupported if none is supported."""
     unsupported_cases = [
         measured_case.outcome
         for measured_case in measured_cases
@@ -172,8 +172,16 @@ def _summarize(
         if measured_case.outcome is not None
     )
     if is_complete and unsupported_cases and len(unsupported_cases) == len(results):
-        raise unsupported_cases[0]
+        raise none_measured(unsupported_cases)
     return results
+
+
+def none_measured(errors: Sequence[Unsupported]) -> Unsupported:
+    """Return the error of a run without a measurement, with the reasons of all cases."""
+    if len(errors) == 1:
+        return errors[0]
+    reasons = dict.fromkeys(error.message for error in errors)
+    return Unsupported(f"no case can be measured: {'; '.join(reasons)}", hint=errors[0].hint)
 
 
 def _titles_by_warning(measured_cases: Sequence[_MeasuredCase]) -> Mapping[str, Sequence[str]]:

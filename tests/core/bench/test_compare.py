@@ -148,6 +148,67 @@ def test_case_without_time_is_ambiguous_with_reason() -> None:
     assert isinstance(comparison.change, Unavailable)
 
 
+def test_time_missing_in_both_runs_is_not_attributed_to_one() -> None:
+    comparison = compare_case(
+        gemm(verification=FAILED_VERIFICATION), gemm(verification=FAILED_VERIFICATION)
+    )
+
+    assert comparison.reason.startswith("no time in either run: wrong results")
+    assert "BEFORE" not in comparison.reason
+
+
+def test_times_of_different_numbers_of_transfers_are_ambiguous() -> None:
+    samples = evenly_spread(1.0, 0.01, clock_hz=1.9e9)
+    comparison = compare_case(
+        case_of(samples, settings={"transfers_per_execution": 32}),
+        case_of(samples, settings={"transfers_per_execution": 8}),
+    )
+
+    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert (
+        comparison.reason
+        == "the times are those of 32 transfers in BEFORE, and of 8 transfers in AFTER"
+    )
+    assert comparison.change == comparison.cycles_change == Unavailable(comparison.reason)
+
+
+def test_case_without_settings_differs_in_no_setting() -> None:
+    comparison = compare(
+        result(gemm(settings={"library": "cublaslt"})),
+        result(gemm(settings={"library": "cublaslt", "workspace_bytes": 1 << 20, "asked": ""})),
+    )
+
+    assert comparison.differences == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            {"asked": ""},
+            {"asked": "deterministic"},
+            "GEMM settings: default before, deterministic after",
+        ),
+        (
+            {"workspace_bytes": 32 << 20},
+            {"workspace_bytes": 1 << 20},
+            "workspace limit: 32.0 MiB before, 1.00 MiB after",
+        ),
+        (
+            {"page_cache": "page cache used"},
+            {"page_cache": "page cache bypassed by O_DIRECT"},
+            "page cache: used before, bypassed by O_DIRECT after",
+        ),
+    ],
+)
+def test_different_settings_are_named_with_units(
+    before: dict[str, Any], after: dict[str, Any], message: str
+) -> None:
+    comparison = compare(result(gemm(settings=before)), result(gemm(settings=after)), force=True)
+
+    assert comparison.differences == (message,)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -156,6 +217,10 @@ def test_case_without_time_is_ambiguous_with_reason() -> None:
         ({"environment": machine(versions={**VERSIONS, "cublas": "1"})}, "cublas:"),
         ({"environment": machine(simulated=True)}, "simulated:"),
         ({"method": Method("isolated", "hot")}, "cache: rotate before, hot after"),
+        (
+            {"method": Method("isolated", "rotate", blocker=False)},
+            "blocker: on before, off after",
+        ),
         ({"method": Method("graph", "rotate")}, "mode: isolated before, graph after"),
     ],
 )

@@ -11,7 +11,7 @@ def test_methods_with_other_mode_cache_or_blocker_differ() -> None:
     )
     assert method.differences_from(Method("batch", "rotate", blocker=False)) == (
         "mode: isolated before, batch after",
-        "blocker: True before, False after",
+        "blocker: on before, off after",
     )
 
 

@@ -243,6 +243,20 @@ def test_unsupported_is_raised_if_no_library_supports_case() -> None:
         run(SPEC, gpu, cases=[against(OtherLibraryCopy(is_supported=False), workload=unsupported)])
 
 
+def test_run_without_a_supported_case_names_the_reasons_of_all() -> None:
+    cases = [
+        against(workload=OtherLibraryCopy(library=library, is_supported=False))
+        for library in ("ours", "ours", "theirs")
+    ]
+    with closing(Sim()) as gpu, pytest.raises(Unsupported) as caught:
+        run(SPEC, gpu, cases=cases)
+
+    assert (
+        caught.value.message
+        == "no case can be measured: ours copies nothing; theirs copies nothing"
+    )
+
+
 def test_budget_covers_interleaved_baselines() -> None:
     varying_ns = (10_000_000 * (1 + n * 7 % 10) for n in count())
     with closing(busy_device(varying_ns)) as gpu:

@@ -307,7 +307,11 @@ def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[
     ]
     # Without comparisons, the headline of the report states that no GPU has peers.
     if single_models and has_comparisons:
-        yield f"no peers: there is only one {join_first_names(single_models)}"
+        count_text = "one" if len(single_models) == 1 else "one of each"
+        yield (
+            f"{join_first_names(single_models)}: not compared with other GPUs, because only {count_text} was"
+            " measured"
+        )
     interrupted_gpus = [
         str(Subject("gpu", host.name, gpu.index))
         for host, gpu, suite in _measured_gpus(hosts)

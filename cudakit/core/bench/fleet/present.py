@@ -251,9 +251,11 @@ def _host_row(host: FleetHost) -> tuple[Value, ...]:
 
 
 def _sections_without_peers(result: FleetResult) -> Iterator[Node]:
-    """Yield the figures of each measured GPU of which no figure was compared."""
+    """Yield the figures of each measured GPU without peers. Its links may have peers."""
     compared_gpus = {
-        (comparison.subject.host, comparison.subject.gpu) for comparison in result.comparisons
+        (comparison.subject.host, comparison.subject.gpu)
+        for comparison in result.comparisons
+        if comparison.subject.kind == "gpu"
     }
     for host in result.hosts:
         for gpu in host.gpus:

@@ -46,14 +46,21 @@ _CAPTION = (
 
 
 def present_tuned(
-    tuned: Tuned, *, files: Sequence[str] = (), torch_csv: TorchCsv | None = None
+    tuned: Tuned,
+    *,
+    files: Sequence[str] = (),
+    torch_csv: TorchCsv | None = None,
+    earlier_tuning: Tuned | None = None,
 ) -> Document:
     """Return the report of a tuning: a row per GEMM, then notes, then the method.
 
     ``files`` are the files that were written, ``torch_csv`` is the content of the file for torch.
+    ``earlier_tuning`` is the tuning whose complete searches were not repeated.
     """
     nodes: list[Node] = [_table(tuned.gemms)] if tuned.gemms else []
-    nodes += [*_summary_notes(tuned, files), *_missing_gain_notes(tuned)]
+    nodes += _summary_notes(tuned, files)
+    nodes += _earlier_search_notes(tuned, earlier_tuning.gemms if earlier_tuning else ())
+    nodes += _missing_gain_notes(tuned)
     nodes += [*_wrong_value_notes(tuned), *_warning_notes(tuned)]
     nodes += _torch_notes(torch_csv)
     if tuned.gemms:
@@ -199,6 +206,19 @@ def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     yield Note(
         "ok", f"Found a faster algorithm for {faster_count} of {gemm_count_text}.", tuple(remedies)
     )
+
+
+def _earlier_search_notes(tuned: Tuned, earlier_results: Sequence[TunedGemm]) -> Iterator[Note]:
+    earlier_names = [
+        describe_gemm(tuned_gemm.gemm)
+        for tuned_gemm in tuned.gemms
+        if tuned_gemm in earlier_results
+    ]
+    if earlier_names:
+        yield Note(
+            "info",
+            f"Searched earlier, results from the file of --tuned: {join_first_names(earlier_names)}.",
+        )
 
 
 def _torch_notes(torch_csv: TorchCsv | None) -> Iterator[Note]:

@@ -11,7 +11,12 @@ from statistics import median
 
 from cudakit.core.bench.case import Case, check_fit
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.pipeline import garbage_collection_off, no_progress, sub_progress
+from cudakit.core.bench.pipeline import (
+    garbage_collection_off,
+    no_progress,
+    none_measured,
+    sub_progress,
+)
 from cudakit.core.bench.plan import plan_cases
 from cudakit.core.bench.prepare import Progress
 from cudakit.core.bench.spec import GemmSpec
@@ -163,7 +168,7 @@ class _Session:
                 raise
             return False
         if self._unsupported_errors and not self.gemms and not skipped_keys:
-            raise self._unsupported_errors[0]
+            raise none_measured(self._unsupported_errors)
         return True
 
     def _tune_gemm(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:

@@ -116,7 +116,10 @@ def test_other_gpu_models_are_not_compared() -> None:
     fleet_result = analyze([replace(host, gpus=(*host.gpus[:2], other_model))])
 
     assert fleet_result.findings == ()
-    assert "no peers: there is only one NVIDIA L4" in fleet_result.warnings
+    assert (
+        "NVIDIA L4: not compared with other GPUs, because only one was measured"
+        in fleet_result.warnings
+    )
 
 
 def test_noise_that_explains_the_difference_is_no_finding() -> None:

@@ -81,6 +81,18 @@ def test_gpu_without_peers_has_a_section_with_its_figures() -> None:
     assert len(table.rows) > 1
 
 
+def test_gpu_whose_links_alone_have_peers_has_a_section_with_its_figures() -> None:
+    host = fleet_host("node-a", gpu_count=4)
+    document = present_fleet(analyze([replace(host, gpus=host.gpus[:1])]))
+
+    titles = [node.title for node in document.nodes if isinstance(node, Section)]
+    assert titles == [
+        "Figures of the fleet",
+        "Figures of node-a GPU 0, without peers",
+        "Hosts",
+    ]
+
+
 def test_gpus_with_peers_have_no_section_of_their_own() -> None:
     document = present_fleet(analyze([fleet_host("node-a"), fleet_host("node-b")]))
 

@@ -59,6 +59,17 @@ def test_interrupted_gemms_do_not_count_as_gemms_without_gain() -> None:
     assert not notes(present_tuned(tuned(interrupted_gemm, complete=False)), "ok")
 
 
+def test_results_of_an_earlier_tuning_are_named() -> None:
+    earlier_result = untuned_gemm(gemm=SMALL)
+    document = present_tuned(
+        tuned(earlier_result, tuned_gemm()), earlier_tuning=tuned(earlier_result)
+    )
+
+    assert notes(document, "info")[0] == (
+        "Searched earlier, results from the file of --tuned: fp16 64×64×64 nn, epilogue bias."
+    )
+
+
 def test_unsaved_tuning_suggests_file_first() -> None:
     (note,) = (
         node
