@@ -133,7 +133,7 @@ def _load_nvrtc() -> Any:
             purpose="compiling kernels",
             requirement=_nvrtc_requirement(),
             problem="was not found by cuda.bindings",
-            where=", in the site-packages of this Python, where cuda.bindings searches",
+            where=" (cuda.bindings searches the site-packages of this Python)",
         ) from error
     return nvrtc
 

@@ -65,4 +65,4 @@ def test_missing_nvrtc_hint_is_install_command() -> None:
         compile_cuda(SOURCE, (9, 0))
     assert "not installed" not in caught.value.message
     assert caught.value.hint.startswith("pip install 'nvidia-cuda-nvrtc")
-    assert caught.value.hint.endswith("where cuda.bindings searches")
+    assert caught.value.hint.endswith("(cuda.bindings searches the site-packages of this Python)")

@@ -25,7 +25,9 @@ class GpuState:
     """The facts and the telemetry of one GPU that NVML reports."""
 
     facts: DeviceFacts
-    fields: Mapping[str, Field]  # of NVML; of CUDA, if NVML does not report a field
+    fields: Mapping[
+        str, Field
+    ]  # values of NVML; values of CUDA for fields that NVML does not report
 
     @property
     def label(self) -> str:

@@ -237,7 +237,7 @@ TORCHINDUCTOR_COMPILE_THREADS number of processes that compile kernels
 TORCHINDUCTOR_CUDAGRAPHS 1: compiled code runs as CUDA graphs
 TORCHINDUCTOR_CUDAGRAPH_OR_ERROR 1: an error is raised if part of a graph cannot run as a CUDA graph
 TORCHINDUCTOR_CPP_WRAPPER 1: compiled code calls its kernels from C++ instead of Python
-TORCHINDUCTOR_DETERMINISTIC 1: kernels are not chosen by measured time if the choice changes results
+TORCHINDUCTOR_DETERMINISTIC 1: torch.compile chooses no kernel by measured time if results depend on it
 TORCHINDUCTOR_BATCH_INVARIANT 1: results do not depend on the batch size; implies TORCHINDUCTOR_DETERMINISTIC
 TORCHINDUCTOR_USE_FAST_MATH 1: Triton kernels use a faster exponential that flushes denormals to 0
 TORCHINDUCTOR_NAN_ASSERTS !CK020 compiled code checks its tensors for NaN

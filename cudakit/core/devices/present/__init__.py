@@ -55,7 +55,7 @@ def report(
 
 def _notes(result: DevicesResult, *, with_activity: bool) -> Iterator[Note]:
     """Yield the notes of the machine, then each note of a device with all devices that have it."""
-    if result.simulated and not with_activity:  # --watch has no room for the note
+    if result.simulated and not with_activity:
         yield Note(
             "info",
             "CUDA_VISIBLE_DEVICES is simulated too: its value on this machine has no effect",
