@@ -216,7 +216,7 @@ for i in range(60):
 """
     result, text = coverage_texts(run(tmp_path, library, program))
     assert result.coverage.template_differences == 1
-    assert ", 1 difference)" in text
+    assert "compared with an earlier launch: 1 difference" in text
 
 
 USE_NEXT_TO_UNORDERED_WORK = """
