@@ -83,7 +83,7 @@ def test_range_without_an_end_does_not_hide_nested_ranges() -> None:
 
 
 def test_annotation_number_may_exceed_64_bits() -> None:
-    steps = [span("step " + "9" * 5000, 10 * i, 10 * i + 10) for i in range(3)]
+    steps = [span("step " + "9" * 5000 + str(i), 10 * i, 10 * i + 10) for i in range(3)]
     assert moments(QUIET, *steps)[0] == "annotation step#"
 
 
