@@ -84,10 +84,11 @@ class MissingDependency(EnvironmentUnusable):
         purpose: str,
         requirement: str | None = None,
         problem: str = "is not installed",
+        where: str = "",
     ) -> None:
         super().__init__(
             f"{package} {problem}, and {purpose} needs it",
-            hint=f"pip install '{requirement or package}'",
+            hint=f"pip install '{requirement or package}'{where}",
         )
 
 

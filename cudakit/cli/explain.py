@@ -49,17 +49,17 @@ def explain_terms(
 
     Raises UsageError, with similar names, for an unknown term.
     """
-    from cudakit.core.devices.explain import check_explanation, explain, report
+    from cudakit.core.devices.explain import check_explanation, explain, report, sentence
 
     explanation = explain(words, _cuda_errors())
     result = (check_explanation(explanation) if for_doctor else None) or explanation
     with open_outputs(output) as outputs:
-        meanings = [f"{topic.name}: {topic.meaning}" for topic in explanation.topics]
+        sentences = [sentence(topic) for topic in explanation.topics]
         outputs.write(
             Report(
                 result=result,
                 document=lambda: report(explanation),
-                brief_sentences=lambda: meanings,
+                brief_sentences=lambda: sentences,
             )
         )
     return ExitCode.OK

@@ -61,7 +61,7 @@ BY = option(
     "--by",
     type=click.Choice(["kernel", "line", "range"]),
     help="Show only one of the tables Kernels, Lines and NVTX ranges; kernel adds a table of the kernels' "
-    "grids, if the limits of the device were recorded.  [default: all three, without grids]",
+    "grids.  [default: all three; with --top 0 also the grids]",
 )
 STEP = option(
     "--step-range",
@@ -76,8 +76,8 @@ BENCH = option(
     type=FILE,
     multiple=True,
     metavar="FILE",
-    help="Compare copies, memsets or kernel launches with the limits of this GPU. FILE is the JSON result "
-    "of cudakit bench copy, memory or launch. Repeatable.",
+    help="Compare copies and memsets of at least 1 MiB, or kernel launches, with the limits of this GPU. "
+    "FILE is the JSON result of cudakit bench copy, memory or launch. Repeatable.",
 )
 _COMPARE_OPTIONS = option_group(
     "Compare",

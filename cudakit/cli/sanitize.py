@@ -66,8 +66,9 @@ def sanitize(
     """Find the races in the log of a run, without running the program again.
 
     FILE is a log that cudakit run --sanitize --log FILE wrote. The same options give
-    the same report as the run. The exit code is 1 for races of the program or an
-    incomplete recording, such as a truncated log.
+    the same report as the run. The exit code is 1 for races of the program, pairs of
+    operations that could not be checked, collectives that ranks call differently, or
+    an incomplete recording, such as a truncated log.
 
     \b
     cudakit run --sanitize --log races.log train.py

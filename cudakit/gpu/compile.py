@@ -132,7 +132,8 @@ def _load_nvrtc() -> Any:
             "NVRTC",
             purpose="compiling kernels",
             requirement=_nvrtc_requirement(),
-            problem="was not found",
+            problem="was not found by cuda.bindings",
+            where=" (cuda.bindings searches the site-packages of this Python)",
         ) from error
     return nvrtc
 

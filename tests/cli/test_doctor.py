@@ -243,7 +243,7 @@ def test_explain_needs_no_machine(cli: Cli) -> None:
     run = cli("doctor", "--explain", "ck012")
 
     assert run.exit_code == ExitCode.OK
-    assert run.stdout.startswith("CK012: LD_LIBRARY_PATH shadows no CUDA library\n")
+    assert run.stdout.startswith("CK012 checks that LD_LIBRARY_PATH shadows no CUDA library\n")
     document = parsed(cli("doctor", "--explain", "ck12", "--json").stdout)
     assert (document["schema"], document["id"]) == ("cudakit.doctor.explanation/1", "CK012")
 

@@ -21,7 +21,7 @@ from cudakit.cli.failure import ExitCode
         (("Xid", "79"), "Xid 79"),
         (("Xid 79",), "Xid 79"),
         (("79",), "Xid 79"),
-        (("ck12",), "CK012: LD_LIBRARY_PATH shadows no CUDA library"),
+        (("ck12",), "CK012 checks that LD_LIBRARY_PATH shadows no CUDA library"),
         (("CUBLAS_STATUS_ALLOC_FAILED",), "CUBLAS_STATUS_ALLOC_FAILED (cuBLAS status 3)"),
         (("NCCL_DEBUG",), "NCCL_DEBUG (environment variable of NCCL)"),
     ],
@@ -31,6 +31,23 @@ def test_explain_finds_each_kind_of_term(cli: Cli, arguments: tuple[str, ...], t
 
     assert (run.exit_code, run.stderr) == (ExitCode.OK, "")
     assert run.stdout.splitlines()[0] == title
+
+
+@pytest.mark.parametrize(
+    ("term", "line"),
+    [
+        ("CK027", "CK027 checks that no GPU has uncorrectable memory errors"),
+        ("Xid 79", "Xid 79: the GPU has fallen off the bus"),
+        ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME: network interfaces for sockets"),
+        ("NCCL_COMM_BLOCKING", "NCCL_COMM_BLOCKING=1: calls block until they are complete"),
+        (
+            "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS",
+            "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0: no warnings about small grids",
+        ),
+    ],
+)
+def test_quiet_explanation_is_one_line(cli: Cli, term: str, line: str) -> None:
+    assert cli("explain", term, "-q").stdout == f"{line}\n"
 
 
 def test_number_with_two_meanings_explains_both(cli: Cli) -> None:

@@ -246,7 +246,7 @@ def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
     cli("bench", "copy", "--gpu", "sim", *copies, "-o", "copy.json")
     text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
     assert "--bench compared nothing" not in text
-    assert "step time per kernel launch" in text
+    assert "measured time per kernel launch" in text
     assert "copies: host to device, pageable" in text
 
 

@@ -63,4 +63,6 @@ def test_compile_error_has_log() -> None:
 def test_missing_nvrtc_hint_is_install_command() -> None:
     with pytest.raises(MissingDependency) as caught:
         compile_cuda(SOURCE, (9, 0))
+    assert "not installed" not in caught.value.message
     assert caught.value.hint.startswith("pip install 'nvidia-cuda-nvrtc")
+    assert caught.value.hint.endswith("(cuda.bindings searches the site-packages of this Python)")

@@ -66,7 +66,8 @@ def devices(
     """List GPUs with their CUDA, NVML and PCI indices and current state.
 
     CUDA, NVML (nvidia-smi) and PCI number devices differently: the report shows all three, and also the
-    devices that CUDA_VISIBLE_DEVICES hides. The command changes nothing and creates no CUDA context.
+    devices that CUDA_VISIBLE_DEVICES hides. The command changes nothing and creates no CUDA context. With
+    --gpu sim, CUDA_VISIBLE_DEVICES is simulated too: its value on this machine has no effect.
 
     With --watch on a terminal (except with TERM=dumb), the report has bars, a history of one minute, and
     keys: s sorts, / filters by device or process, p shows processes, q quits.

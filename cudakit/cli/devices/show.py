@@ -71,7 +71,7 @@ def counts_activity(selected_fields: tuple[FieldInfo, ...], *, watching: bool = 
 def _warn_simulated(machine: Machine) -> None:
     """Warn on stderr that the GPUs are simulated, because a plain list of fields cannot say so."""
     if machine.simulated:
-        click.echo("cudakit: these GPUs are simulated", err=True)
+        click.echo("cudakit: these GPUs and CUDA_VISIBLE_DEVICES are simulated", err=True)
 
 
 def report_of(

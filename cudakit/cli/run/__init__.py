@@ -173,7 +173,11 @@ _PROGRAM_OPTIONS = option_group(
         metavar="PYTHON",
         help="Python interpreter to use.  [default: that of the environment]",
     ),
-    option("--no-follow", is_flag=True, help="Do not instrument child processes."),
+    option(
+        "--no-follow",
+        is_flag=True,
+        help="Do not instrument processes that an instrumented process starts.",
+    ),
     option(
         "--on-missing",
         type=click.Choice(["refuse", "run"]),
@@ -241,9 +245,10 @@ def run(
     The program is a Python script, -m MODULE, -c CODE or any other command. All later arguments are those of
     the program. Standard input and output belong to the program; the report goes to standard error.
 
-    The exit code is that of the program. If that is 0, the exit code is 1 if there are races, if the
-    recording is incomplete, with --require-gpu if no work of a real GPU was recorded, and with --fail-on
-    limit if a process reserved more memory than --limit. The exit code is 125 if cudakit fails before the
+    The exit code is that of the program. If that is 0, the exit code is 1 if there are races of the program,
+    pairs of operations that could not be checked or collectives that ranks call differently, if the recording
+    is incomplete, with --require-gpu if no work of a real GPU was recorded, and with --fail-on limit if a
+    process reserved more memory than --limit. The exit code is 125 if cudakit fails before the
     program starts, 126 if the program cannot be executed, 127 if it is not found.
 
     \b

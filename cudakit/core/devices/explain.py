@@ -323,9 +323,18 @@ def report(result: Explanation) -> Document:
     return Document(f"{result.asked}: {count_text}" if is_single else count_text, sections)
 
 
+def sentence(topic: Topic) -> str:
+    """Return the name and meaning of a topic in one line."""
+    if topic.kind == "check":
+        return f"{topic.name} checks that {topic.meaning}"
+    # The effect of a variable may begin with the value that has the effect, as in "1: kernels are traced".
+    separator = "=" if re.match(r"\w+: ", topic.meaning) and _is_variable(topic) else ": "
+    return f"{topic.name}{separator}{topic.meaning}"
+
+
 def _title(topic: Topic) -> str:
     if topic.kind == "check":
-        return f"{topic.name}: {topic.meaning}"
+        return sentence(topic)
     code_text = f" {topic.code}" if topic.code is not None and topic.kind != "Xid" else ""
     return topic.name if topic.kind == "Xid" else f"{topic.name} ({topic.kind}{code_text})"
 
@@ -352,4 +361,8 @@ def _without_stop(text: str) -> str:
 
 
 def _meaning_label(topic: Topic) -> str:
-    return "effect" if topic.kind.startswith("environment variable") else "what happened"
+    return "effect" if _is_variable(topic) else "what happened"
+
+
+def _is_variable(topic: Topic) -> bool:
+    return topic.kind.startswith("environment variable")

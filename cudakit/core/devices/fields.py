@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cudakit.errors import UsageError, one_of
@@ -49,8 +49,11 @@ def field_registry() -> Mapping[str, FieldInfo]:
         _USABLE_MEMORY,
         *map(_attribute_field, attributes()),
     ):
-        # A field of both NVML and CUDA is listed once.
-        fields.setdefault(field.name, field)
+        if field.name in fields:  # a field of both NVML and CUDA, listed once
+            nvml_field = fields[field.name]
+            fields[field.name] = replace(nvml_field, source=f"{nvml_field.source}, {field.source}")
+        else:
+            fields[field.name] = field
     return fields
 
 

@@ -127,7 +127,8 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
     mean_ns = total_ns / (kernel_count - collective_count)
     mean_text = f"{_time_text(mean_ns)} each on average"
     if collective_count:
-        mean_text += " without collectives"
+        collectives_text = _per_step(device, collective_count, "of them collectives")
+        mean_text = f"{collectives_text.removesuffix(' per step')}; the others take {mean_text}"
     return _finding(
         device,
         "launch-bound",

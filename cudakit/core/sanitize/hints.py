@@ -9,7 +9,7 @@ from typing import Final
 
 from cudakit.core.sanitize.names import HOST, call_site, is_backward
 from cudakit.core.sanitize.races import RaceKind, SyncKind
-from cudakit.core.sanitize.result import Side
+from cudakit.core.sanitize.result import CALLING_RANK, Side
 from cudakit.document import Frame
 from cudakit.trace.kinds import Precision
 from cudakit.units import format_bytes
@@ -232,7 +232,7 @@ def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_
 
 
 # Last words of a fix that changes the work of the program, because only the effect of a wait is certain.
-_NOT_CHECKED_SUFFIX: Final = " (not checked)"
+_NOT_CHECKED_SUFFIX: Final = "; cudakit cannot check that this removes the race"
 
 
 def smallest_fix(
@@ -243,8 +243,9 @@ def smallest_fix(
     earlier_work, later_work = operation_at(previous_side), operation_at(current_side)
     if _are_in_one_graph(current_side, previous_side):
         return (
-            f"during capture, record an event after node {previous_side.node}, {earlier_work}, and make the "
-            f"stream of node {current_side.node}, {later_work}, wait for it: no edge of the graph orders them"
+            f"make node {current_side.node}, {later_work}, depend on node {previous_side.node}, "
+            f"{earlier_work}: add this dependency to the graph or, if the graph is captured, make the stream "
+            f"of node {current_side.node} wait for an event recorded after node {previous_side.node}"
         )
     if previous_side.stream_number == HOST:
         return (
@@ -374,7 +375,7 @@ def short_stream_name(side: Side) -> str:
 def operation_at(side: Side) -> str:
     """Return the operation with its call site. Without a call site, return its name."""
     site_text = call_site(side.stack)
-    operation = "kernel" if _is_kernel(side) else side.operation_name.partition(" (rank ")[0]
+    operation = "kernel" if _is_kernel(side) else side.operation_name.partition(CALLING_RANK)[0]
     prefix = "backward pass started at " if is_backward(side.stack) else ""
     return f"the {operation} ({prefix}{site_text})" if site_text else _operation_name(side)
 

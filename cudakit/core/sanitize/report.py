@@ -371,7 +371,7 @@ def unverified_pair(
     unrecorded_side = "later" if is_current_unrecorded else "earlier"
     sentence = (
         f"{current} is not ordered after {previous} and may access the same bytes: the accesses of the "
-        f"{unrecorded_side} launch were not recorded"
+        f"{unrecorded_side} launch were not recorded, but taken from another launch of the same kernel"
     )
     return UnverifiedPair(
         sentence=sentence,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from cudakit.core.sanitize.races import (
     CollectiveOperation,
@@ -24,6 +24,8 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.document import Frame
 from cudakit.trace.kinds import AllocationKind, NcclDatatype, Precision
+
+CALLING_RANK: Final = " (called by rank "  # text before the rank that calls a collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,13 @@ class Side:
 
     @property
     def operation_name(self) -> str:
-        """The operation as reports name it: a fill is a memset, as in CUDA and in profiles."""
-        return re.sub(r"^fill\b", "memset", self.operation)
+        """The operation as reports name it.
+
+        A fill is a memset, as in CUDA and in profiles. ``operation`` itself never changes, because baselines
+        have it.
+        """
+        name = re.sub(r"^fill\b", "memset", self.operation)
+        return name.replace(" (rank ", CALLING_RANK) if self.collective else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def test_fields_as_csv_are_raw_values(cli: Cli) -> None:
         "0,NVIDIA H200,700.0,\r\n"
         "1,NVIDIA H200,700.0,\r\n"
     )
-    assert run.stderr == "cudakit: these GPUs are simulated\n"
+    assert run.stderr == "cudakit: these GPUs and CUDA_VISIBLE_DEVICES are simulated\n"
 
 
 def test_csv_on_terminal_and_in_file_warns_once_that_devices_are_simulated(
@@ -116,7 +116,10 @@ def test_csv_on_terminal_and_in_file_warns_once_that_devices_are_simulated(
     monkeypatch.chdir(tmp_path)
     run = cli(*TWO, "--fields", "name", "--format", "csv", "-o", "names.csv")
 
-    assert run.stderr == "cudakit: these GPUs are simulated\nWrote names.csv\n"
+    assert (
+        run.stderr
+        == "cudakit: these GPUs and CUDA_VISIBLE_DEVICES are simulated\nWrote names.csv\n"
+    )
 
 
 def test_summary_of_csv_file_says_once_that_devices_are_simulated(
@@ -165,7 +168,21 @@ def test_select_prints_only_the_value_of_the_variable(cli: Cli) -> None:
     assert first.startswith("GPU-")
     assert second.startswith("GPU-")
     assert run.stdout.count("\n") == 1
-    assert (run.exit_code, run.stderr) == (0, "cudakit: these GPUs are simulated\n")
+    assert (run.exit_code, run.stderr) == (
+        0,
+        "cudakit: these GPUs and CUDA_VISIBLE_DEVICES are simulated\n",
+    )
+
+
+def test_variable_of_this_machine_has_no_effect_on_simulated_devices(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_without_variable = cli(*TWO).stdout
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    assert "CUDA_VISIBLE_DEVICES is simulated too" in report_without_variable
+    assert "hidden" not in cli(*TWO).stdout
+    assert cli(*TWO, "--select", "--count", "2").stdout.count("GPU-") == 2
 
 
 def test_select_as_json_has_selected_devices(cli: Cli) -> None:

@@ -146,7 +146,7 @@ def test_report_has_meaning_causes_and_action() -> None:
 def test_report_of_check_labels_its_paragraphs() -> None:
     document = report(explain(["CK001"], ERRORS))
 
-    assert document.title == "CK001: the NVIDIA driver is loaded"
+    assert document.title == "CK001 checks that the NVIDIA driver is loaded"
     (facts,) = document.nodes
     assert isinstance(facts, Facts)
     assert [label for label, _ in facts.rows] == ["purpose", "background", "what to do"]

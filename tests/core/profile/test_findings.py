@@ -6,7 +6,7 @@ import pytest
 from core.profile.synthetic import MS, US, Program, activities_of
 
 from cudakit.core.profile.analysis import analyze
-from cudakit.core.profile.present.report import brief_sentences
+from cudakit.core.profile.present.report import brief_sentences, title
 from cudakit.core.profile.result import Finding, ProfileResult
 from cudakit.document import Note
 from cudakit.trace.kinds import Direction, MemoryKind
@@ -241,4 +241,5 @@ def test_findings_of_several_devices_at_one_line_are_one_note() -> None:
         line for line in brief_sentences(result) if isinstance(line, Note) and line.level == "warn"
     )
     assert note.text.startswith("process 200 cuda:0: Launch-bound")
-    assert "1 other GPU has the same problem" in note.text
+    assert "Process 100 cuda:0 has the same problem" in note.text
+    assert title(result).startswith("2 processes: GPU busy ")

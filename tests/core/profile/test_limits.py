@@ -57,8 +57,9 @@ def test_report_says_that_rates_of_kernels_are_unknown() -> None:
     program.kernel("long", 1 * MS)
     result = _compared(program, MeasuredLimits(launch_s=2e-6))
     text = console.render(report(result), width=120, color=False, ascii_only=True, height=100)
-    assert "step time per kernel launch" in text
-    assert "1 kernel run (0.2% of the GPU time)" in text
+    text = " ".join(text.split())
+    assert "measured time per kernel launch" in text
+    assert "launch of an empty kernel: 1 run, 0.2% of the GPU time." in text
     assert "Bytes and FLOPs of kernels are not recorded" in text
 
 
@@ -70,6 +71,31 @@ def test_limits_of_several_devices_name_the_device() -> None:
     compared = compare_limits(analyze(activities).result, MeasuredLimits(launch_s=2e-6))
     text = console.render(report(compared), width=100, color=False)
     names = [
-        line.split("step time")[0].strip() for line in text.splitlines() if "step time" in line
+        line.split("measured time per")[0].strip()
+        for line in text.splitlines()
+        if "measured time per" in line
     ]
     assert names == ["process 100 cuda:0", "process 200 cuda:0"]
+
+
+def test_share_of_short_kernels_is_that_of_all_devices() -> None:
+    programs = [Program(process=process) for process in (100, 200)]
+    for program, long_time in zip(programs, (18 * US, 78 * US), strict=True):
+        program.kernel("short", 2 * US)
+        program.kernel("long", long_time)
+    activities = [program.activities() for program in programs]
+    compared = compare_limits(analyze(activities).result, MeasuredLimits(launch_s=2e-6))
+    text = " ".join(console.render(report(compared), width=200, color=False).split())
+    assert "launch of an empty kernel: 2 runs, 4.0% of the GPU time." in text
+    assert "Copies and memsets with a mean size below 1 MiB are not compared" in text
+    assert "Share of launches: the limit divided by the profile" in text
+
+
+def test_exceeded_limit_is_explained() -> None:
+    program = Program()
+    program.fill(4 * MIB, 4 * US)
+    explanation = "A share above 100% means that the limit does not fit"
+    for rate, is_explained in ((0.5e12, True), (2e12, False)):
+        result = _compared(program, MeasuredLimits(write_rates=[(MIB, rate)]))
+        text = console.render(report(result), width=200, color=False)
+        assert (explanation in text) is is_explained

@@ -6,7 +6,10 @@ import pytest
 from core.profile.synthetic import US, Program
 
 from cudakit.core.profile.analysis import analyze
+from cudakit.core.profile.diff import compare
+from cudakit.core.profile.present import diff
 from cudakit.core.profile.result import Device
+from cudakit.render import console
 from cudakit.trace.kinds import Direction, MemoryKind
 
 
@@ -114,3 +117,19 @@ def test_profile_without_work_has_no_devices() -> None:
     program.call("cudaGetDevice", 1 * US)
     assert analyze([program.activities()]).result.devices == ()
     assert analyze([]).result.devices == ()
+
+
+@pytest.mark.parametrize(
+    ("has_steps", "caption"), [(True, "Mean time per step."), (False, "Total time.")]
+)
+def test_comparison_says_whether_times_are_means(has_steps: bool, caption: str) -> None:
+    results = []
+    for duration in (10 * US, 20 * US):
+        program = Program()
+        for _ in range(10):
+            with program.range("step" if has_steps else "other"):
+                program.kernel("scale", duration, line=10)
+        results.append(analyze([program.activities()]).result)
+    text = console.render(diff.report(compare(*results)), width=100, color=False)
+    assert caption in text
+    assert ("Per step: the median" in text) is has_steps

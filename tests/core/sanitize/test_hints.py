@@ -142,7 +142,7 @@ def test_sentence_names_operations_streams_and_bytes(
             kernel(),
             exact_operation(EventKind.FREE),
             "free the memory after its last use: move the free (loader.py:31) after the kernel "
-            "(train.py:44) (not checked)",
+            "(train.py:44); cudakit cannot check that this removes the race",
         ),
         (
             RaceKind.REUSE,
@@ -171,14 +171,15 @@ def test_sentence_names_operations_streams_and_bytes(
             exact_operation(),
             exact_operation(stream=0, site=TRAIN_STEP),
             "synchronize the host threads: the copy (train.py:44) must finish before the copy "
-            "(loader.py:31) is enqueued (not checked)",
+            "(loader.py:31) is enqueued; cudakit cannot check that this removes the race",
         ),
         (
             RaceKind.WRITE_AFTER_WRITE,
             kernel(graph=2, node=3),
             exact_operation(graph=2, node=2),
-            "during capture, record an event after node 2, the copy (loader.py:31), and make the stream of "
-            "node 3, the kernel (train.py:44), wait for it: no edge of the graph orders them",
+            "make node 3, the kernel (train.py:44), depend on node 2, the copy (loader.py:31): add this "
+            "dependency to the graph or, if the graph is captured, make the stream of node 3 wait for an "
+            "event recorded after node 2",
         ),
     ],
 )

@@ -140,7 +140,7 @@ def versions(context: RunContext) -> dict[str, str]:
         "kernel": context.host.kernel,
         "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
         "driver": _driver_text(context),
-        "NVML": nvml_library_version(context),
+        "NVML": _nvml_text(context),
         "CUDA of the driver": None if supported_cuda is None else cuda_text(supported_cuda),
         "libcuda": libcuda_path(context),
         "Python": "" if context.simulated else platform.python_version(),
@@ -155,6 +155,13 @@ def _driver_text(context: RunContext) -> str | None:
         return f"{kernel_module.version} ({'open' if kernel_module.is_open else 'proprietary'} kernel module)"
     version = None if isinstance(context.nvml, Unavailable) else context.nvml.driver_version
     return version if isinstance(version, str) else None
+
+
+def _nvml_text(context: RunContext) -> str | None:
+    if not isinstance(context.nvml, Unavailable) and isinstance(context.nvml.nvml_version, str):
+        return context.nvml.nvml_version
+    library_version = nvml_library_version(context)
+    return f"libnvidia-ml {library_version}" if library_version else None
 
 
 def _package_versions(context: RunContext) -> dict[str, str]:

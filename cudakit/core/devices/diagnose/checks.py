@@ -53,13 +53,13 @@ THEMES: dict[str, tuple[Check, ...]] = {
         Check("CK026", "performance counters can be read", system.performance_counters),
     ),
     "GPU health": (
-        Check("CK027", "no uncorrectable memory errors", health.memory_errors),
+        Check("CK027", "no GPU has uncorrectable memory errors", health.memory_errors),
         Check("CK028", "no memory repair is pending", health.memory_repairs),
         Check("CK029", "PCIe links have their full width and speed", health.pcie_links),
         Check("CK030", "no GPU is throttled", health.throttling),
         Check("CK031", "power limits are not below their default", health.power_limits),
         Check("CK032", "the driver keeps GPUs initialized", health.persistence),
-        Check("CK033", "no Xid errors in the kernel log", xids.xids),
+        Check("CK033", "the kernel log has no Xid errors", xids.xids),
     ),
     "System": (
         Check("CK034", "shared memory is large enough", system.shared_memory),

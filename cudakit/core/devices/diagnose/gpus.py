@@ -1,4 +1,4 @@
-"""The state of each GPU that NVML reports, and rules that check the state of single GPUs."""
+"""The state of each GPU, and rules that check the state of single GPUs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cudakit.core.devices.diagnose.check import (
     ok_finding,
 )
 from cudakit.core.devices.diagnose.driver import require_nvml
+from cudakit.core.devices.match import match_devices
 from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -21,10 +22,12 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The facts and the telemetry that NVML reports about one GPU."""
+    """The facts and the telemetry of one GPU that NVML reports."""
 
     facts: DeviceFacts
-    fields: Mapping[str, Field]
+    fields: Mapping[
+        str, Field
+    ]  # values of NVML; values of CUDA for fields that NVML does not report
 
     @property
     def label(self) -> str:
@@ -67,10 +70,13 @@ def gpu_states(context: RunContext) -> tuple[GpuState, ...]:
 
 
 def _states(context: RunContext) -> Iterator[GpuState]:
-    for device, telemetry in zip_longest(context.nvml_devices, context.telemetry):
+    matched_devices = (
+        device for device in match_devices(context.nvml, context.cuda) if device.nvml is not None
+    )
+    for device, telemetry in zip_longest(matched_devices, context.telemetry):
         fields = telemetry.fields if isinstance(telemetry, Telemetry) else {}
-        if device.parent is None:
-            yield GpuState(device, {**device.fields, **fields})
+        if device.nvml is not None and device.nvml.parent is None:
+            yield GpuState(device.nvml, {**device.fields, **fields})
 
 
 def evidence_of(

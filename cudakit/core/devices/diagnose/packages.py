@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from cudakit.core.devices.diagnose.check import (
     Finding,
@@ -382,15 +381,6 @@ def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
 
 # The driver's own libraries, which CK004 and CK008 check.
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
-# Labels of the evidence by ``Library.source``.
-_SOURCE_LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "package": "in Python packages",
-        "LD_LIBRARY_PATH": "in LD_LIBRARY_PATH",
-        "system": "in the loader's directories",
-        "toolkit": "in a CUDA toolkit",
-    }
-)
 
 
 def shadowed_libraries(context: RunContext) -> Finding:
@@ -436,8 +426,7 @@ def _shadowing_libraries(libraries: Sequence[Library]) -> Iterator[Finding]:
 def _names_by_source(libraries: Iterable[Library]) -> dict[str, str]:
     names_by_source: dict[str, set[str]] = {}
     for library in libraries:
-        label = _SOURCE_LABELS.get(library.source, library.source)
-        names_by_source.setdefault(label, set()).add(library.soname)
+        names_by_source.setdefault(library.source, set()).add(library.soname)
     return {
         source: ", ".join(sorted(package_names))
         for source, package_names in names_by_source.items()

@@ -36,6 +36,13 @@ _NOTE_LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
     Status.WARN: "warn",
     Status.FAIL: "error",
 }
+# Labels of evidence that is named by the source of libraries (CK012).
+_EVIDENCE_LABELS: dict[str, str] = {
+    "package": "in Python packages",
+    "LD_LIBRARY_PATH": "in LD_LIBRARY_PATH",
+    "system": "in the loader's directories",
+    "toolkit": "in a CUDA toolkit",
+}
 
 
 def report(
@@ -155,7 +162,10 @@ def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[No
     yield Note(_NOTE_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
         yield Facts(
-            tuple((label, Text(observed_value)) for label, observed_value in evidence.items())
+            tuple(
+                (_EVIDENCE_LABELS.get(label, label), Text(observed_value))
+                for label, observed_value in evidence.items()
+            )
         )
 
 

@@ -352,12 +352,13 @@ def gpudirect_storage(context: RunContext) -> Finding:
         "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
     if not nvidia_fs_version:
-        effect = (
-            "cuFile reads through host memory"
+        summary = (
+            "GPUDirect Storage is not set up; cuFile reads through host memory"
             if context.driver.udev_database
-            else "only programs with cuFile need it, and udev's database /run/udev, which is missing"
+            else "GPUDirect Storage is not set up and udev's database /run/udev is missing; only programs "
+            "that use cuFile need them"
         )
-        return ok_finding(f"GPUDirect Storage is not set up; {effect}", evidence)
+        return ok_finding(summary, evidence)
     if not context.driver.udev_database:
         return warn_finding(
             f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on block devices, such as "

@@ -13,12 +13,13 @@ from cudakit.core.devices.diagnose.check import (
     ok_finding,
     warn_finding,
 )
-from cudakit.core.devices.diagnose.variable_table import known_variables
+from cudakit.core.devices.diagnose.variable_table import Variable, known_variables
 from cudakit.errors import InputError
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, VARIABLES, parse_config
 
-_OFF_VALUES = ("", "0", "false", "no", "off")
+_OFF_VALUES = ("", "0", "false", "f", "no", "n", "off")
+_SWITCH_MARK = "1: "  # begins the effect of a switch in the table
 # Minimum workspace of cuBLASLt. Its kernels for Hopper need 32 MiB; few kernels can run with less than 1 MiB.
 _MIN_WORKSPACE_KIB = 1024
 _WORKSPACE_FORM = re.compile(r"(:\d+:\d+)+")
@@ -69,15 +70,22 @@ def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
         SetVariable(
             name,
             value_by_name[name],
-            f"off; if on, {known_variable.effect}"
-            if known_variable.check and not _is_on(value_by_name[name])
-            else known_variable.effect,
+            _effect_of(known_variable, value_by_name[name]),
             known_variable.library,
             known_variable.source,
         )
         for name, known_variable in known_by_name.items()
         if name in value_by_name
     )
+
+
+def _effect_of(known_variable: Variable, value: str) -> str:
+    is_switch = known_variable.effect.startswith(_SWITCH_MARK)
+    effect = known_variable.effect.removeprefix(_SWITCH_MARK)
+    if (is_switch or known_variable.check) and not _is_on(value):
+        # With an empty value, libraries use their default, which may be on.
+        return f"{'off' if value.strip() else 'empty'}; if on, {effect}"
+    return effect
 
 
 # --- CK020: debugging ------------------------------------------------------------------------------
@@ -104,7 +112,7 @@ def allocator(context: RunContext) -> Finding:
     of CUDA; PyTorch ignores some other mistakes silently. The keys are those of PyTorch 2.15; older
     versions refuse newer keys. If both variables are set, the older name wins, even if it is empty. With
     backend:cudaMallocAsync the keys of the native allocator have no effect. CUDAKIT_ALLOC_CONF has the
-    same form and sets up cudakit's allocator, which rejects every mistake.
+    same form and sets up cudakit's allocator, which rejects every mistake and has only the native backend.
     """
     settings = {name: context.variables[name] for name in VARIABLES if name in context.variables}
     if not any(settings.values()):
@@ -134,10 +142,17 @@ def allocator(context: RunContext) -> Finding:
 
 def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
     try:
-        parse_config(text, variable=name)
+        settings = parse_config(text, variable=name)
     except InputError as error:
-        fallback_fix = f"export {name}=expandable_segments:True, or unset it"
-        yield warn_finding(error.message, {name: text}, *filter(None, [error.hint]), fallback_fix)
+        fix = error.hint or f"correct the value, or unset {name}"
+        yield warn_finding(error.message, {name: text}, fix)
+        return
+    if name not in PYTORCH_VARIABLES and settings.backend != "native":
+        yield warn_finding(
+            f"cudakit's allocator does not support backend:{settings.backend} of {name}",
+            {name: text},
+            f"remove backend:{settings.backend} from {name}",
+        )
 
 
 # --- CK022: NCCL -----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def report(
     """
     nodes: list[Node] = [
         overview_table(result.devices, with_activity=with_activity),
-        *_notes(result),
+        *_notes(result, with_activity=with_activity),
     ]
     if any(device.processes is not None for device in result.devices):
         nodes.append(Section("Processes", tuple(process_nodes(result.devices))))
@@ -53,8 +53,13 @@ def report(
     return Document(report_title(result), tuple(nodes))
 
 
-def _notes(result: DevicesResult) -> Iterator[Note]:
+def _notes(result: DevicesResult, *, with_activity: bool) -> Iterator[Note]:
     """Yield the notes of the machine, then each note of a device with all devices that have it."""
+    if result.simulated and not with_activity:
+        yield Note(
+            "info",
+            "CUDA_VISIBLE_DEVICES is simulated too: its value on this machine has no effect",
+        )
     yield from (Note("warn", note) for note in result.notes)
     for note_text in dict.fromkeys(note for device in result.devices for note in device.notes):
         devices_with_note = [device for device in result.devices if note_text in device.notes]

@@ -120,7 +120,9 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
         if rows:
             shown_rows = rows[:top] if top else rows
             omitted_count = len(rows) - len(shown_rows)
-            caption = f"{omitted_count:,} more changed: --top 0 shows all." if omitted_count else ""
+            caption = "Mean time per step." if device.per_step else "Total time."
+            if omitted_count:
+                caption += f" {omitted_count:,} more changed: --top 0 shows all."
             yield Section(title, (_table(title.lower().removesuffix("s"), shown_rows, caption),))
 
 

@@ -145,7 +145,18 @@ def title(result: ProfileResult) -> str:
     if len(devices) == 1:
         return f"{simulated_prefix}GPU busy {_busy_text(devices[0].measured)} of {_measured_time(devices[0])}"
     shares_text = _range_text([device.measured.busy_share for device in devices])
-    return f"{simulated_prefix}{len(devices)} GPUs busy {shares_text} of the time"
+    if _has_distinct_gpus(devices):
+        return f"{simulated_prefix}{len(devices)} GPUs busy {shares_text} of the time"
+    return f"{simulated_prefix}{len(_processes(devices))} processes: GPU busy {shares_text} of the time"
+
+
+def _has_distinct_gpus(devices: Sequence[Device]) -> bool:
+    """Return whether each device is another GPU; equal CUDA indices of processes can be the same GPU."""
+    return len({device.device for device in devices}) == len(devices)
+
+
+def _processes(devices: Sequence[Device]) -> set[int]:
+    return {device.process for device in devices}
 
 
 def _busy_text(time: TimeDivision) -> str:
@@ -165,7 +176,12 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
     if idle_text := _idle_text(devices[0]) if len(devices) == 1 else _idle_range_text(devices):
         yield Note("info", idle_text)
     if largest_text := _largest_work(devices):
-        devices_text = {1: "", 2: " of both GPUs"}.get(len(devices), f" of all {len(devices)} GPUs")
+        noun, count = (
+            ("GPUs", len(devices))
+            if _has_distinct_gpus(devices)
+            else ("processes", len(_processes(devices)))
+        )
+        devices_text = {1: "", 2: f" of both {noun}"}.get(count, f" of all {count} {noun}")
         yield Note("info", f"Line with the most GPU time{devices_text}: {largest_text}.")
     yield from _straggler(result)
 
@@ -191,7 +207,7 @@ def _idle_range_text(devices: Sequence[Device]) -> str:
     cause_texts = [
         f"{name} ({_range_text(shares)})"
         if len(shares) == len(devices)
-        else f"{name} on {count_text('GPU', len(shares))} ({_range_text(shares)})"
+        else f"{name} on {len(shares)} of {len(devices)} devices ({_range_text(shares)})"
         for name, shares in causes
     ]
     return f"Idle {idle_text}, mostly {', '.join(cause_texts)}."
@@ -270,7 +286,13 @@ def _finding_note(
     )
     device_prefix = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
     if other_findings and share is not None:
-        saving_sentence += f" {_other_devices_text(other_findings)}."
+        other_names = [
+            device_name(device, result)
+            for other_finding in other_findings
+            for device in result.devices
+            if (device.process, device.device) == (other_finding.process, other_finding.device)
+        ]
+        saving_sentence += f" {_other_devices_text(other_findings, other_names)}."
     places = (("change", Stack(finding.stack, finding.site)),) if finding.stack else ()
     return Note(
         "warn",
@@ -280,17 +302,18 @@ def _finding_note(
     )
 
 
-def _other_devices_text(other_findings: Sequence[Finding]) -> str:
-    """Return the number of other devices that have the same finding, and the range of savings, as text."""
+def _other_devices_text(other_findings: Sequence[Finding], other_names: Sequence[str]) -> str:
+    """Return which other devices have the same finding, and the range of savings, as text."""
     shares = [
         other_finding.saving_share
         for other_finding in other_findings
         if other_finding.saving_share is not None
     ]
-    if len(other_findings) == 1:
-        return f"1 other GPU has the same problem (could save up to {format_ratio(shares[0])})"
-    devices_text = f"{len(other_findings):,} other GPUs"
-    return f"{devices_text} have the same problem (could save up to {_range_text(shares)})"
+    names = list(dict.fromkeys(other_names))
+    devices_text = (
+        f"{len(names):,} other devices have" if len(names) > 1 else f"{capitalized(names[0])} has"
+    )
+    return f"{devices_text} the same problem (could save up to {_range_text(shares)})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
@@ -327,7 +350,13 @@ def _overview(result: ProfileResult) -> Table:
         ("collectives", "number", lambda device: Seconds(device.collectives_ns / 1e9)),
         ("largest idle cause", "text", lambda device: Text(_largest_cause(device))),
     )
-    return make_table(columns, result.devices, optional_titles=("GPU time", "collectives"))
+    caption = (
+        "GPU time: the sum over all kernels, copies and memsets of the measured time; work that runs at the "
+        "same time counts several times."
+    )
+    if any(device.collectives_ns for device in result.devices):
+        caption += " Collectives: the part of the measured time in which a collective ran."
+    return make_table(columns, result.devices, caption, optional_titles=("GPU time", "collectives"))
 
 
 def _median_step(steps: Steps) -> Value:

@@ -64,6 +64,10 @@ _DIRECTIONS = {
     Direction.HOST_TO_HOST: "host to host",
 }
 
+_NO_GRID_LIMITS = (
+    "the log lacks the number of threads, blocks and registers that a multiprocessor of the device has; "
+    "record the profile again with cudakit run --profile"
+)
 BYTES_WITHIN_DEVICE = (
     "Copies within the device: each copied byte counts once, though it is read and written."
 )
@@ -312,7 +316,7 @@ def limit_tables(
     rows += [
         (
             Text(device_names[launch_limit.process, launch_limit.device]),
-            Text("step time per kernel launch"),
+            Text("measured time per kernel launch"),
             Seconds(launch_limit.interval_ns / 1e9),
             Seconds(launch_limit.limit_interval_ns / 1e9),
             Ratio(launch_limit.share),
@@ -336,11 +340,30 @@ def limit_tables(
 def _limit_caption(result: ProfileResult) -> str:
     short_kernel_count = sum(launch_limit.short_kernels for launch_limit in result.launch_limits)
     sentences = []
-    if short_kernel_count:
-        share = max(launch_limit.short_kernels_share for launch_limit in result.launch_limits)
+    if result.limits:
+        sentences.append("Share of rates: the profile divided by the limit.")
+    if result.launch_limits:
         sentences.append(
-            f"{count_text('kernel run', short_kernel_count)} ({format_ratio(share)} of the GPU time) "
-            "took no longer than the launch of an empty kernel: only fewer launches make them faster."
+            "Share of launches: the limit divided by the profile; at 100% the program launches as fast as "
+            "possible."
+        )
+    sentences.append("Copies and memsets with a mean size below 1 MiB are not compared.")
+    if any(limit.share > 1 for limit in result.limits + result.launch_limits):
+        sentences.append(
+            "A share above 100% means that the limit does not fit: it was measured with other sizes, or on "
+            "another GPU."
+        )
+    if short_kernel_count:
+        work_ns = {(device.process, device.device): device.work_ns for device in result.devices}
+        short_ns = sum(
+            launch_limit.short_kernels_share * work_ns[launch_limit.process, launch_limit.device]
+            for launch_limit in result.launch_limits
+        )
+        share = share_of(short_ns, sum(work_ns.values()))
+        sentences.append(
+            "Kernels whose median run takes no longer than the launch of an empty kernel: "
+            f"{count_text('run', short_kernel_count)}, {format_ratio(share)} of the GPU time. Only fewer "
+            "launches make them faster."
         )
     sentences.append(
         "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
@@ -351,13 +374,13 @@ def _limit_caption(result: ProfileResult) -> str:
 
 
 def grid_table(device: Device, top: int) -> Iterator[Node]:
-    """Yield the table of the kernels' grids, or that the limits of the device were not recorded."""
+    """Yield the table of the kernels' grids, or why it is not shown."""
     kernels = [(kernel, kernel.grid) for kernel in device.kernels if kernel.grid]
     if not kernels:
         if device.kernels:
             yield Section(
                 "Grids of the kernels",
-                (Note("info", "not shown: the limits of the device were not recorded"),),
+                (Note("info", f"not shown: {_NO_GRID_LIMITS}"),),
             )
         return
     columns: Columns[tuple[Kernel, Grid]] = (
@@ -427,7 +450,7 @@ def limited_table(
     )
 
 
-def share_of(part_ns: int, total_ns: int) -> float:
+def share_of(part_ns: float, total_ns: float) -> float:
     """Return a part as a share of a total, 0 if the total is 0."""
     return part_ns / total_ns if total_ns else 0.0
 

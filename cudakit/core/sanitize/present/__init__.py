@@ -114,7 +114,7 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
         yield f"{different_call_count:,} collective{plural} called differently by ranks"
     if unverified_count := len(result.unverified):
         plural = "s" if unverified_count > 1 else ""
-        yield f"{unverified_count:,} possible race{plural} to check with --accesses exact"
+        yield f"{unverified_count:,} pair{plural} of operations not checked (needs --accesses exact)"
     if occurrence_count > race_count:
         yield f"found {format_count(occurrence_count)} times"
     if library_race_count := len(result.races) - race_count:

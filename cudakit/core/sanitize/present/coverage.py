@@ -11,6 +11,9 @@ from cudakit.units import capitalized, format_bytes, format_count
 
 _MAX_LISTED_GAPS = 8
 
+_WHOLE_TENSOR_TEXT = (
+    "exact except stores through tensor maps, which count as writes of the whole tensor"
+)
 NOTHING_RECORDED = "no GPU work was recorded, so nothing was checked"
 
 
@@ -81,7 +84,8 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
     access_counts_text = ", ".join(
         f"{format_count(launch_count)} {precision_text}"
         for precision_text, launch_count in (
-            ("exact", coverage.launches_exact),
+            ("exact", coverage.launches_exact - coverage.launches_whole_tensor),
+            (_WHOLE_TENSOR_TEXT, coverage.launches_whole_tensor),
             ("assumed from pointer arguments", coverage.launches_assumed),
             ("unknown", coverage.launches_unknown),
         )
@@ -94,14 +98,6 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
     )
     if coverage.launches_from_template:
         yield Note("info", _template_text(coverage))
-    if coverage.launches_whole_tensor:
-        store_count_text = format_count(coverage.launches_whole_tensor)
-        verb = "stores" if coverage.launches_whole_tensor == 1 else "store"
-        yield Note(
-            "info",
-            f"{store_count_text} of the exact launches {verb} through tensor maps: "
-            "the whole tensor counts as written",
-        )
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
         yield Note("info", f"Recording used up to {memory_text} of device memory")
@@ -109,12 +105,13 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
 
 def _template_text(coverage: Coverage) -> str:
     """Return how many launches have accesses of earlier launches, and how many checks of them failed."""
-    launches_text = _count_with_noun("kernel launch", coverage.launches_from_template)
-    checks_text = _count_with_noun("other launch", coverage.template_checks)
+    graph_text = " (a graph launch counts once)" if coverage.graph_launches else ""
+    launches_text = _count_with_noun("launch", coverage.launches_from_template)
     differences_text = _count_with_noun("difference", coverage.template_differences)
     return (
-        f"The accesses of {launches_text} were not recorded: those of an earlier launch of the same kernel "
-        f"are used ({checks_text} compared with an earlier one, {differences_text})"
+        f"Of these, the accesses of {launches_text}{graph_text} are taken from an earlier launch of the same "
+        f"kernel, and those of {format_count(coverage.template_checks)} were recorded and compared with an "
+        f"earlier launch: {differences_text}"
     )
 
 
@@ -207,7 +204,7 @@ def _count_with_noun(noun: str, noun_count: int) -> str:
         "copy": "copies",
         "kernel launch": "kernel launches",
         "graph launch": "graph launches",
-        "other launch": "other launches",
+        "launch": "launches",
     }
     return f"{format_count(noun_count)} {noun if noun_count == 1 else plural_by_noun.get(noun, f'{noun}s')}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.core.sanitize.names import call_site
-from cudakit.core.sanitize.races import SyncKind
+from cudakit.core.sanitize.races import RaceKind, SyncKind
 from cudakit.core.sanitize.result import FoundRace, LastSync, Side
 from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 from cudakit.document.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
@@ -47,32 +47,44 @@ def diagram(race: FoundRace, race_number: int) -> tuple[Node, ...]:
     )
 
 
+def is_used_after_free(race: FoundRace) -> bool:
+    """Return whether the later operation uses memory that the earlier one freed: no wait prevents this."""
+    return race.kind is RaceKind.USE_AFTER_FREE and race.previous.operation == "free"
+
+
 def _steps(race: FoundRace) -> Iterator[Step]:
     earlier_lane, later_lane = _lane_names(race)
+    previous_step = _operation_step(race.previous, earlier_lane)
+    if is_used_after_free(race):
+        yield previous_step
+        yield _operation_step(race.current, later_lane)
+        return
     if race.last_sync:
         yield from _sync_steps(race.last_sync, earlier_lane, later_lane)
-    previous_step = _operation_step(race.previous, earlier_lane)
     yield previous_step
     yield _operation_step(race.current, later_lane, awaited_step=previous_step)
 
 
 def _sync_steps(sync: LastSync, earlier_lane: str, later_lane: str) -> Iterator[Step]:
-    record_label, lane, wait_label = {
-        SyncKind.EVENT: ("event record", later_lane, "wait for the event"),
-        SyncKind.HOST: ("last work that the wait covers", _HOST, "host wait"),
-        SyncKind.DEFAULT_STREAM: (
-            "last work that the wait covers",
-            later_lane,
-            "implicit wait of the default stream",
-        ),
-    }[sync.kind]
-    record_step = Step(
-        earlier_lane, sync.recorded_seq, record_label, call_site(sync.recorded_stack)
-    )
-    yield record_step
-    yield Step(
-        lane, sync.waited_seq, wait_label, call_site(sync.waited_stack), awaited_step=record_step
-    )
+    """Yield the call that waited, after the call that recorded the event or enqueued the host function."""
+    stream_name = earlier_lane.partition(" (")[0]
+    record_label = ""  # a single call both records and waits
+    match sync.kind:
+        case SyncKind.EVENT:
+            lane, record_label, wait_label = later_lane, "event record", "wait for the event"
+        case SyncKind.HOST if sync.recorded_seq != sync.waited_seq:
+            lane, record_label, wait_label = _HOST, "host function enqueued", "host function runs"
+        case SyncKind.HOST:
+            lane, wait_label = _HOST, f"wait for {stream_name}"
+        case SyncKind.DEFAULT_STREAM:
+            lane, wait_label = later_lane, f"implicit wait for {stream_name}"
+    record_step = None
+    if record_label:
+        recorded_at = call_site(sync.recorded_stack)
+        record_step = Step(earlier_lane, sync.recorded_seq, record_label, recorded_at)
+        yield record_step
+    waited_at = call_site(sync.waited_stack)
+    yield Step(lane, sync.waited_seq, wait_label, waited_at, awaited_step=record_step)
 
 
 def _operation_step(side: Side, lane: str, awaited_step: Step | None = None) -> Step:
@@ -151,6 +163,8 @@ def _call_number_cell(step: Step) -> Value:
 
 def _describe_missing_sync(steps: Sequence[Step]) -> str:
     earlier_step, later_step = (step for step in steps if step.is_racing_operation)
+    if later_step.awaited_step is None:
+        return f"the {later_step.label} is enqueued after the free, and may run after it"
     if 0 < earlier_step.seq < later_step.seq:
         return f"no synchronization orders call {later_step.seq:,} after call {earlier_step.seq:,}"
     return f"no synchronization makes {later_step.lane} wait for {earlier_step.lane}"

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
 from cudakit.core.sanitize.names import in_range, is_backward
-from cudakit.core.sanitize.present.race_diagram import diagram
+from cudakit.core.sanitize.present.race_diagram import diagram, is_used_after_free
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side, UnverifiedPair
 from cudakit.document import (
@@ -142,7 +142,8 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
 
 
 UNVERIFIED_MEANING: Final = (
-    "An operation is not ordered after a launch whose accesses were not recorded."
+    "Two operations are not ordered, and the accesses of one of them were not recorded, but taken from "
+    "another launch of the same kernel."
 )
 
 
@@ -202,9 +203,18 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
         innermost_index = int(is_backward(side.stack))
         yield "called at", Stack(side.stack, innermost_index) if race.library else _stack(side)
     yield "both access", Text(_bytes_text(race))
+    if race.count > 1:
+        yield (
+            "found",
+            Text(
+                f"{format_count(race.count)} times, of which this is one: two operations count once for each "
+                "separate range of bytes that both access"
+            ),
+        )
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
     yield from _memory_facts(race)
-    yield "last wait", Text(_last_wait(race))
+    if not is_used_after_free(race):
+        yield "last wait", Text(_last_wait(race))
     if len(processes) > 1:
         yield from _process_facts(race, processes)
 

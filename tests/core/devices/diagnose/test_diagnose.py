@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, both_views, gpu
 
-from cudakit.core.devices.diagnose import diagnose, find_check
+from cudakit.core.devices.diagnose import diagnose, find_check, versions
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.errors import UsageError
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.run_context import Library, RunContext
+from cudakit.units import Unavailable
 
 HERE = [check.id for members in THEMES.values() for check in members]
 TRIALS = [check.id for members in SELF_TEST.values() for check in members]
@@ -92,6 +93,36 @@ def test_effect_of_a_variable_that_is_off_says_so(machine: Machine) -> None:
     (variable,) = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})).variables
 
     assert variable.effect.startswith("off; if on, every kernel launch waits")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "effect"),
+    [
+        ("NCCL_PXN_DISABLE", "0", "off; if on, transfers over another GPU's network card"),
+        ("NCCL_PXN_DISABLE", "1", "transfers over another GPU's network card are disabled"),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "f", "off; if on, a timeout writes"),
+        ("NCCL_RUNTIME_CONNECT", "", "empty; if on, connections are made"),
+        ("KINETO_USE_DAEMON", "0", "any value, even 0: the profiler listens"),
+        ("TORCHINDUCTOR_SIZE_ASSERTS", "1", "0: compiled code does not check"),
+    ],
+)
+def test_effect_of_a_variable_is_that_of_its_value(
+    machine: Machine, name: str, value: str, effect: str
+) -> None:
+    (variable,) = diagnose(machine(variables={name: value})).variables
+
+    assert variable.effect.startswith(effect)
+
+
+def test_version_of_nvml_is_the_one_that_nvml_reports(machine: Machine) -> None:
+    context = machine()
+    silent = machine(
+        nvml=Unavailable("silent"),
+        libraries=(Library("libnvidia-ml.so.1", "/l", f"/l/libnvidia-ml.so.{DRIVER}", "system"),),
+    )
+
+    assert versions(context)["NVML"] == f"13.{DRIVER}"
+    assert versions(silent)["NVML"] == f"libnvidia-ml {DRIVER}"
 
 
 def test_set_variables_have_value_effect_and_source(machine: Machine) -> None:

@@ -10,6 +10,7 @@ from core.devices.diagnose.machines import (
     WARN,
     Machine,
     both_views,
+    cuda,
     failed_cuda,
     gpu,
     instance,
@@ -123,6 +124,15 @@ def test_compute_mode_decides_status(
     gpus = both_views(*(gpu(index, compute_mode=mode) for index, mode in enumerate(modes)))
 
     assert run_check("CK018", machine(**gpus)).status is status
+
+
+def test_compute_mode_that_only_cuda_reports_is_checked(machine: Machine) -> None:
+    changes = {
+        "nvml": nvml(gpu(compute_mode=NONE)),
+        "cuda": cuda(gpu(compute_mode="exclusive process")),
+    }
+
+    assert run_check("CK018", machine(**changes)).status is WARN
 
 
 @pytest.mark.parametrize(

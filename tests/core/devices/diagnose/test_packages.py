@@ -228,10 +228,7 @@ def test_toolkit_beside_packages_is_ok(machine: Machine) -> None:
     finding = run_check("CK012", machine(libraries=beside))
 
     assert finding.status is OK
-    assert finding.evidence == {
-        "in Python packages": "libcudnn.so.9",
-        "in a CUDA toolkit": "libcudnn.so.9",
-    }
+    assert finding.evidence == {"package": "libcudnn.so.9", "toolkit": "libcudnn.so.9"}
 
 
 def test_library_on_ld_library_path_shadowing_package_warns(machine: Machine) -> None:

@@ -4,6 +4,7 @@ from core.devices.diagnose.machines import Machine, both_views, failed_cuda, gpu
 
 from cudakit.core.devices.diagnose import diagnose, present
 from cudakit.document import Document, Facts, Note, Section, Table, Text
+from cudakit.gpu.api.run_context import Library
 from cudakit.units import Unavailable
 
 
@@ -125,6 +126,20 @@ def test_set_variables_are_listed_with_effect(machine: Machine) -> None:
         "log level: VERSION, WARN, INFO or TRACE",
         "NCCL",
     ]
+
+
+def test_sources_of_libraries_have_plain_labels_in_text_only(machine: Machine) -> None:
+    library = Library("libcudnn.so.9", "/cudnn", "/cudnn", "package")
+
+    result = diagnose(machine(libraries=(library,)), only_checks=("CK012",))
+
+    (evidence,) = (
+        node
+        for node in section(present.paste_report(result), "Passed").nodes
+        if isinstance(node, Facts)
+    )
+    assert evidence == Facts((("in Python packages", Text("libcudnn.so.9")),))
+    assert result.checks[0].evidence == {"package": "libcudnn.so.9"}
 
 
 # --- the report to paste ---------------------------------------------------------------------------

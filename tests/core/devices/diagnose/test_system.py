@@ -285,6 +285,16 @@ def test_cufile_refuses_files_without_database_of_udev(
     assert finding.evidence["udev's database"] == "missing"
 
 
+def test_missing_gpudirect_storage_and_database_matter_to_cufile_only(machine: Machine) -> None:
+    context = machine()
+    driver = replace(context.driver, nvidia_fs="", udev_database=False)
+
+    assert run_check("CK038", replace(context, driver=driver)).summary == (
+        "GPUDirect Storage is not set up and udev's database /run/udev is missing; only programs that use "
+        "cuFile need them"
+    )
+
+
 @pytest.mark.parametrize(
     ("mounts", "status"), [((), Status.WARN), ((Mount("/data", "ext4"),), Status.OK)]
 )

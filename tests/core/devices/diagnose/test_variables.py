@@ -139,7 +139,15 @@ def test_invalid_allocator_settings_warn(machine: Machine, value: str, expected_
 def test_hint_of_parser_is_first_fix(machine: Machine) -> None:
     finding = run_check("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
 
-    assert finding.fix == ("leave it out", f"export {NAME}=expandable_segments:True, or unset it")
+    assert finding.fix == ("leave it out",)
+
+
+def test_fix_without_hint_of_parser_keeps_other_settings(machine: Machine) -> None:
+    text = "max_split_size_mb:128,garbage_collection_threshold:80"
+
+    finding = run_check("CK021", machine(variables={NAME: text}))
+
+    assert finding.fix == (f"correct the value, or unset {NAME}",)
 
 
 def test_conflicting_allocator_variables_warn(machine: Machine) -> None:
@@ -173,7 +181,19 @@ def test_invalid_setting_of_cudakits_allocator_warns_in_its_words(machine: Machi
     assert finding.status is WARN
     assert finding.summary == error.value.message
     assert finding.evidence == {"CUDAKIT_ALLOC_CONF": "max_split_size:64"}
-    assert "export CUDAKIT_ALLOC_CONF=expandable_segments:True, or unset it" in finding.fix
+    assert finding.fix == ("see PyTorch's documentation of PYTORCH_CUDA_ALLOC_CONF",)
+
+
+def test_backend_that_cudakits_allocator_lacks_warns(machine: Machine) -> None:
+    asynchronous = {"CUDAKIT_ALLOC_CONF": "backend:cudaMallocAsync"}
+
+    finding = run_check("CK021", machine(variables=asynchronous))
+
+    assert finding.status is WARN
+    assert finding.summary == (
+        "cudakit's allocator does not support backend:cudaMallocAsync of CUDAKIT_ALLOC_CONF"
+    )
+    assert finding.evidence == asynchronous
 
 
 def test_valid_settings_of_both_allocators_are_ok(machine: Machine) -> None:

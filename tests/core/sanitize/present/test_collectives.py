@@ -105,6 +105,7 @@ def test_name_of_a_send_has_the_other_rank() -> None:
     send = CollectiveOperation(CollectiveFunction.SEND, 0, 4, 3)
     side = race_decoder().side(replace(kernel("k"), kind=EventKind.COLLECTIVE, collective=send))
     assert side.operation == "send to rank 3 (rank 0 of 4)"
+    assert side.operation_name == "send to rank 3 (called by rank 0 of 4)"
 
 
 def differing() -> SanitizeResult:

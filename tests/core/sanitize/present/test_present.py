@@ -99,6 +99,27 @@ def test_report_of_every_other_race_kind(golden: Callable[[str, str], None]) -> 
     golden("run-races-80.txt", read(result))
 
 
+def test_use_after_free_is_not_reported_as_a_missing_wait() -> None:
+    used = race(
+        RaceKind.USE_AFTER_FREE,
+        current=exact_operation(EventKind.FILL, seq=8, stream=BLOCKING_STREAM),
+        previous=exact_operation(EventKind.FREE, seq=7, stream=PER_THREAD_STREAM),
+        last_sync=Sync(SyncKind.HOST, 6, WAIT_EVENT, 6, WAIT_EVENT),
+    )
+    text = read(racy(used))
+    assert "the memset is enqueued after the free, and may run after it" in text
+    assert "move the free" in text
+    assert "last wait" not in text
+    assert "no synchronization orders" not in text
+
+
+def test_wait_for_a_host_function_names_the_function() -> None:
+    after_function = replace(FREED, last_sync=Sync(SyncKind.HOST, 80, PREFETCH, 90, PREFETCH))
+    text = read(racy(after_function), 160)
+    assert "host function enqueued (loader.py:31)" in text
+    assert "host function runs (loader.py:31)" in text
+
+
 def test_report_without_races(golden: Callable[[str, str], None]) -> None:
     golden("run-clean-80.txt", read(racy()))
 
@@ -107,7 +128,8 @@ def test_stores_through_tensor_maps_count_for_the_whole_tensor() -> None:
     coverage = Coverage(launches=2, launches_exact=2, launches_whole_tensor=1)
     text = read(Report().result(exit_status=0, coverage={1: coverage}))
     sentence = (
-        "1 of the exact launches stores through tensor maps: the whole tensor counts as written"
+        "Accesses of 2 kernel launches: 1 exact, 1 exact except stores through tensor maps, which count as "
+        "writes of the whole tensor"
     )
     assert sentence in " ".join(text.split())
 
