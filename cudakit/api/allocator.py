@@ -81,7 +81,9 @@ class CachingAllocator(DeviceAllocator):
 
 def _parse_settings(text: str | None) -> Settings:
     """Parse a settings string; if it is None, parse the setting in the environment variables."""
-    return effective(os.environ) if text is None else parse_config(text, variable="settings")
+    if text is None:
+        return effective(os.environ)
+    return parse_config(text, variable=f"settings {text!r}")
 
 
 def _shares_pages() -> bool:

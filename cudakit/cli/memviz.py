@@ -69,7 +69,7 @@ def _parse_pool(text: str) -> tuple[int, int]:
 def _parse_growth(text: str) -> float:
     kind, _, amount = text.partition(":")
     if kind != "growth" or not amount:
-        raise click.BadParameter(f"{text!r} is not growth:AMOUNT, for example growth:5%")
+        raise click.BadParameter(f"{text!r} is not growth:PERCENT, for example growth:5%")
     return percent(amount)
 
 
@@ -127,8 +127,8 @@ _DIFF_OPTIONS = option_group(
         "--fail-on",
         "limit",
         type=Value(("growth:5%",), _parse_growth),
-        metavar="growth:AMOUNT",
-        help="With --diff: exit with 1 if requested memory grew by more than AMOUNT, at the peak or at the "
+        metavar="growth:PERCENT",
+        help="With --diff: exit with 1 if requested memory grew by more than PERCENT, at the peak or at the "
         "end. Example: growth:5%.",
     ),
     option("--fail-on-growth", "old_limit", type=percent, metavar="RATIO", hidden=True),

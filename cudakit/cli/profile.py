@@ -45,7 +45,7 @@ FORMATS = (*COMMON_FORMATS, *ACTIVITY_FORMATS)
 def _parse_slower(text: str) -> float:
     kind, _, amount = text.partition(":")
     if kind != "slower" or not amount:
-        raise click.BadParameter(f"{text!r} is not slower:AMOUNT, for example slower:5%")
+        raise click.BadParameter(f"{text!r} is not slower:PERCENT, for example slower:5%")
     return percent(amount)
 
 
@@ -92,8 +92,8 @@ _COMPARE_OPTIONS = option_group(
         "--fail-on",
         "limit",
         type=Value(("slower:5%",), _parse_slower),
-        metavar="slower:AMOUNT",
-        help="With --diff: exit with 1 if a step is slower by more than AMOUNT. Example: slower:5%.",
+        metavar="slower:PERCENT",
+        help="With --diff: exit with 1 if a step is slower by more than PERCENT. Example: slower:5%.",
     ),
 )
 

@@ -87,11 +87,14 @@ class Report:
         """Return ``lines`` as a text with the characters that the target can show."""
         return _joined_lines(self.lines(with_rows=with_rows), target)
 
-    def summary_lines(self) -> tuple[str, ...]:
-        """Return the first line and the most severe ones of ``lines``, and the number of omitted ones."""
-        if self.brief_sentences:
-            return _summary_lines(self.brief_sentences())
-        return _summary_lines(brief_sentences(self.document()))
+    def summary_lines(self, formats: Sequence[str]) -> tuple[str, ...]:
+        """Return the first line and the most severe ones of ``lines``, and the number of omitted ones.
+
+        ``formats`` are the formats of the written files.
+        """
+        sentences = (self.brief_sentences or (lambda: brief_sentences(self.document())))()
+        has_report = not set(COMMON_FORMATS).isdisjoint(formats)
+        return _summary_lines(sentences, has_report=has_report)
 
 
 def _joined_lines(lines: Iterable[str], target: Output) -> str:
@@ -99,15 +102,19 @@ def _joined_lines(lines: Iterable[str], target: Output) -> str:
     return _to_ascii(text) if target.ascii_only else text
 
 
-def _summary_lines(sentences: Sequence[str | Note]) -> tuple[str, ...]:
+def _summary_lines(sentences: Sequence[str | Note], *, has_report: bool) -> tuple[str, ...]:
     first, others = sentences[:1], sentences[1:]
     # The sort is stable: sentences of equal severity stay in the order of the report.
     indices_by_severity = sorted(range(len(others)), key=lambda i: _severity(others[i]))
     shown_indices = sorted(indices_by_severity[: _MAX_SUMMARY_LINES - len(first)])
     lines = [_brief_line(sentence) for sentence in (*first, *(others[i] for i in shown_indices))]
     if omitted_count := len(sentences) - len(lines):
+        messages_text = f"{omitted_count:,} more message{'s' * (omitted_count > 1)}"
+        verb = "is" if omitted_count == 1 else "are"
         lines.append(
-            f"{omitted_count:,} more {'message is' if omitted_count == 1 else 'messages are'} in the report"
+            f"{messages_text} {verb} in the report"
+            if has_report
+            else f"{messages_text} {verb} in no file: add -o - to print the report"
         )
     return tuple(lines)
 
@@ -255,7 +262,8 @@ class Outputs:
     def _print_brief(self, report: Report) -> None:
         target = standard_error() if self._files else self._open_terminal()
         if self._files and not self._options.quiet:
-            target.write(_joined_lines(report.summary_lines(), target))
+            formats = [suffix for suffix, _ in self._files]
+            target.write(_joined_lines(report.summary_lines(formats), target))
         else:
             target.write(report.brief_text(target, with_rows=self._options.quiet))
 
@@ -278,7 +286,9 @@ def open_outputs(
     formats = options.formats if formats is None else formats
     files = [target for target in options.targets if target.path != "-"]
     refuse_duplicates(options.paths)
-    outputs_by_format = [(_target_format(target, formats), target.path) for target in files]
+    outputs_by_format = [
+        (_target_format(target, formats, options.formats), target.path) for target in files
+    ]
     if options.json or len(files) < len(options.targets) or not files:
         open_terminal()  # raises UsageError if standard output is closed
     with ExitStack() as open_files:
@@ -289,9 +299,9 @@ def open_outputs(
         yield Outputs(options, file_outputs, open_files, open_terminal)
 
 
-def _target_format(target: Target, formats: Sequence[str]) -> str:
+def _target_format(target: Target, formats: Sequence[str], command_formats: Sequence[str]) -> str:
     if not target.suffix:
-        return format_of(target.path, formats)
+        return format_of(target.path, formats, command_formats)
     if target.suffix not in formats:
         raise UsageError(
             f"this report cannot be written as {target.suffix}",
@@ -300,10 +310,13 @@ def _target_format(target: Target, formats: Sequence[str]) -> str:
     return target.suffix
 
 
-def format_of(path: str, formats: Sequence[str]) -> str:
-    """Return the format that is the suffix of a file name. Raises UsageError for another suffix."""
+def format_of(path: str, formats: Sequence[str], command_formats: Sequence[str] = ()) -> str:
+    """Return the format that is the suffix of a file name. Raises UsageError for another suffix.
+
+    ``command_formats`` are all formats of the command, of which only ``formats`` can be written now.
+    """
     # Longest suffix first: trace.perfetto.json also ends in .json.
-    for suffix in sorted({*formats, _NVBENCH}, key=len, reverse=True):
+    for suffix in sorted({*formats, *command_formats, _NVBENCH}, key=len, reverse=True):
         if path.lower().endswith(f".{suffix}"):
             if suffix not in formats:
                 break

@@ -88,7 +88,7 @@ def test_settings_argument_has_priority_over_the_environment(
 
 
 def test_invalid_settings_error_names_the_position() -> None:
-    with pytest.raises(cudakit.SettingRefused, match=r"settings, character 1: .*'gc'"):
+    with pytest.raises(cudakit.SettingRefused, match=r"settings 'gc.*', character 1: .*'gc'"):
         cudakit.CachingAllocator("sim", settings="gc:0.5")
 
 

@@ -202,6 +202,23 @@ def test_at_oom_without_a_failed_allocation_is_a_usage_error(cli: Cli) -> None:
     usage_error(cli, TRAINING, "--at", "oom")
 
 
+@pytest.mark.parametrize("at", ["oom", "5"])
+def test_moment_in_a_file_without_a_trace_is_refused_by_name(cli: Cli, at: str) -> None:
+    run = cli("memviz", DATA / "fuzz" / "segments-only.pkl", "--at", at)
+
+    assert run.exit_code == ExitCode.USAGE
+    assert "segments-only.pkl: the file has no trace" in run.stderr
+
+
+def test_files_that_the_selection_leaves_out_are_named(cli: Cli) -> None:
+    host, training = DATA / "fuzz" / "host.pkl", TRAINING
+    text = " ".join(cli("memviz", host, training, "--device", "host").stdout.split())
+    assert f"Without the selected device: {training}." in text
+
+    text = " ".join(cli("memviz", DATA / "oom.pkl.gz", training, "--at", "oom").stdout.split())
+    assert f"Without a failed allocation, shown at the end: {training} cuda:0." in text
+
+
 # Selections.
 
 

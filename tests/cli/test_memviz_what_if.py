@@ -66,7 +66,10 @@ def test_limit_that_the_report_recommends_is_enough_in_a_replay(cli: Cli, snapsh
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--what-if", "expandable_segments:Yes"), "settings, character 21"),
+        (
+            ("--what-if", "expandable_segments:Yes"),
+            "settings 'expandable_segments:Yes', character 21",
+        ),
         (("--what-if", "max_split_size_mb:1"), "max_split_size_mb is 1 MiB"),
         (("--what-if", "", "--diff", OOM), "--what-if and --diff cannot be combined"),
         (("--what-if", "", "--fail-on", "growth:5%"), "--fail-on growth needs --diff"),

@@ -320,7 +320,7 @@ def test_slower_step_fails(cli: Cli, limit: str, code: int) -> None:
     ("arguments", "message"),
     [
         (("--fail-on", "slower:5%"), "--fail-on slower needs --diff"),
-        (("--diff", "fast.log", "--fail-on", "faster:5%"), "is not slower:AMOUNT"),
+        (("--diff", "fast.log", "--fail-on", "faster:5%"), "is not slower:PERCENT"),
         (("--diff", "fast.log", "--by", "kernel"), "--by has no effect with --diff"),
         (("--diff", "fast.log", "--bench", "fast.log"), "--bench has no effect with --diff"),
         (("--diff", "fast.log", "-o", "x.pftrace"), "this report has no format with this suffix"),

@@ -31,7 +31,7 @@ REPORT = Report(result=None, document=lambda: DOCUMENT)
 
 def options(*targets: Target, quiet: bool = False) -> OutputOptions:
     return OutputOptions(
-        json=False, targets=targets, force=False, quiet=quiet, formats=("md", "txt")
+        json=False, targets=targets, force=False, quiet=quiet, formats=("md", "txt", "csv")
     )
 
 
@@ -117,6 +117,31 @@ def test_summary_of_a_short_report_has_all_lines_in_order(
         options(Target(str(target))), Report(result=None, document=lambda: Document("T", notes))
     )
     assert capsys.readouterr().err == f"T\n✓ verified\n✗ a failure\nWrote {target}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "last_line"),
+    [
+        ("out.md", "7 more messages are in the report"),
+        ("out.csv", "7 more messages are in no file: add -o - to print the report"),
+    ],
+)
+def test_summary_says_where_the_omitted_messages_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, last_line: str
+) -> None:
+    report = Report(
+        result=None,
+        document=lambda: Document("T", (Note("ok", "verified"),) * 9),
+        exports={"csv": lambda: "a\n"},
+    )
+    written(options(Target(str(tmp_path / name))), report)
+
+    assert last_line in capsys.readouterr().err.splitlines()
+
+
+def test_suffix_of_another_format_of_the_command_is_not_read_as_its_end() -> None:
+    with pytest.raises(UsageError, match="no format with this suffix"):
+        format_of("a.perfetto.json", ("json",), ("json", "perfetto.json"))
 
 
 def test_dash_prints_the_report_beside_a_file(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
     "fail_on",
     type=Value(("slower:5%", "slower", "ambiguous", "faster")),
     multiple=True,
-    metavar="KIND[:AMOUNT]",
-    help="Exit with 1 if a case is slower, faster or ambiguous, by more than AMOUNT if given: slower:5%. "
+    metavar="KIND[:PERCENT]",
+    help="Exit with 1 if a case is slower, faster or ambiguous, by more than PERCENT if given: slower:5%. "
     "A case with a time in BEFORE also fails if AFTER contains the case without a time. Repeatable.",
 )
 @option(

@@ -26,7 +26,7 @@ from cudakit.core.memory.result import SCHEMA, DeviceMemory, MemoryResult, Momen
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.core.memory.verdict import find_ooms
 from cudakit.core.memory.whatif.replay import NewAllocator
-from cudakit.errors import UsageError
+from cudakit.errors import SnapshotError, UsageError
 from cudakit.torch_rules.actions import Action
 
 
@@ -54,6 +54,8 @@ def analyze(
     pool or event.
     """
     selected_pairs = select_devices(snapshots, spec)
+    if spec.at == "oom":
+        _require_trace(selected_pairs)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in selected_pairs):
         raise UsageError(
             "no allocation failed in the selected traces",
@@ -96,10 +98,22 @@ def select_devices(
         )
         selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         raise UsageError(
-            f"no {selected_name} in the snapshot{'s' * (len(snapshots) > 1)}",
+            f"no {selected_name} in the snapshots"
+            if len(snapshots) > 1
+            else f"{snapshots[0].source}: no {selected_name} in the snapshot",
             hint=f"devices: {available_devices_text}",
         )
     return selected_pairs
+
+
+def _require_trace(snapshot_trace_pairs: Sequence[tuple[Snapshot, DeviceTrace]]) -> None:
+    """Raise SnapshotError if none of the traces has an event."""
+    if not any(len(trace.events) for _, trace in snapshot_trace_pairs):
+        snapshot = snapshot_trace_pairs[0][0]
+        raise SnapshotError(
+            f"{snapshot.source}: the file has no trace; only its end is known",
+            hint=f"show the end, or record a trace: cudakit run --memory, or {snapshot.calls.record_trace}",
+        )
 
 
 def device_number(trace: DeviceTrace) -> int | None:
@@ -121,7 +135,7 @@ def _analyze_device(
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     trace_replay = replay(snapshot, trace)
     allocations, n_events = trace_replay.allocations, trace_replay.n_events
-    moment_name, event_index = _chosen_event(trace, trace_replay, spec.at)
+    moment_name, event_index = _chosen_event(snapshot, trace, trace_replay, spec.at)
     layout_at_event, layout_at_end = (
         trace_replay.layout_at(event_index + 1),
         trace_replay.layout_at(n_events),
@@ -186,7 +200,9 @@ def _explain_ooms(
     return find_ooms(snapshot, full_trace, stacks, *replay_and_steps, new_allocator)
 
 
-def _chosen_event(trace: DeviceTrace, trace_replay: Replay, moment: str | int) -> tuple[str, int]:
+def _chosen_event(
+    snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay, moment: str | int
+) -> tuple[str, int]:
     n_events = trace_replay.n_events
     if moment == "end":
         return "end", n_events - 1
@@ -197,8 +213,11 @@ def _chosen_event(trace: DeviceTrace, trace_replay: Replay, moment: str | int) -
         # Of several ranks, often only one runs out of memory; the others are shown at their end.
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n_events - 1)
     event_index = int(moment)
+    if event_index >= 0:
+        _require_trace([(snapshot, trace)])
     if not -1 <= event_index < n_events:
         raise UsageError(
-            f"no event {event_index} in the trace", hint=f"events of the trace: 0 to {n_events - 1}"
+            f"{snapshot.source}: no event {event_index} in the trace",
+            hint=f"events of the trace: 0 to {n_events - 1}",
         )
     return "event", event_index

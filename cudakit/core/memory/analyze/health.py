@@ -64,8 +64,8 @@ def _recording_advice(
         yield "Old events were dropped from the trace: record with a larger max_entries."
     for action in _skipped_actions(trace, contradictions):
         yield (
-            f"The trace has no {action} events, which other events imply: call {calls.record_trace} without"
-            " skip_actions."
+            f"The trace lacks all {action} events, so figures before the end may be wrong: record again,"
+            f" and call {calls.record_trace} without skip_actions."
         )
     if share_without_stack == 1:
         yield f"No allocation has a call stack: record with {calls.record_stacks}."

@@ -28,13 +28,14 @@ _MIN_RECORD_SHARE = 0.2
 class StepHistory:
     """The steps of a trace, with the peak of each; most arrays have one item per step.
 
-    A step lasts from one boundary in ``bounds`` to the next boundary. The last step lasts until the end of
-    the trace.
+    A step lasts from one boundary in ``bounds`` to the next boundary. The last step lasts until its end if
+    the trace records the end, else until the end of the trace.
     """
 
     source: str  # source of the steps, as in ``Steps``
     bounds: Ints  # the moments between steps
     first_moments: Ints  # the moment at which each step starts
+    end_event: int  # the first event after the last step
     peak_bytes: Ints  # requested bytes at the peak of each step
     requested_bytes: Ints  # requested bytes at every moment of the trace
 
@@ -42,14 +43,21 @@ class StepHistory:
         return len(self.first_moments)
 
     def number_at(self, moment: int) -> int:
-        """Return the number of the step that contains a moment; -1: before the first step."""
+        """Return the number of the step that contains a moment; -1: before the first step.
+
+        After the last step, the number is that of the next step, which has not begun.
+        """
+        if moment >= self.end_event:
+            return len(self)
         return int(np.searchsorted(self.first_moments, moment, side="right")) - 1
 
     def end_moment(self, step: int) -> int:
-        """Return the moment at which a step ends."""
-        return (
-            int(self.first_moments[step + 1]) if step + 1 < len(self) else len(self.requested_bytes)
-        )
+        """Return the first moment after a step. The last step includes the moment after its last event."""
+        return int(self.first_moments[step + 1]) if step + 1 < len(self) else self.end_event + 1
+
+    def last_event(self, step: int) -> int:
+        """Return the last event of a step."""
+        return (int(self.first_moments[step + 1]) if step + 1 < len(self) else self.end_event) - 1
 
     def peak_moment(self, step: int) -> int:
         """Return the moment of the peak of a step."""
@@ -61,13 +69,17 @@ class StepHistory:
 
 def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> StepHistory:
     """Return the steps of a trace; without any step, the arrays are empty."""
-    source, step_bounds = step_moments(snapshot, trace)
+    source, step_bounds, has_end = step_moments(snapshot, trace)
+    starts = step_bounds[:-1] if has_end else step_bounds
+    end_event = int(step_bounds[-1]) if has_end else trace_replay.n_events
     requested_bytes = trace_replay.curves.requested
-    first_moments = np.unique(step_bounds[step_bounds < trace_replay.n_events])
+    first_moments = np.unique(starts[starts < trace_replay.n_events])
     peak_bytes = (
-        np.maximum.reduceat(requested_bytes, first_moments) if len(first_moments) else first_moments
+        np.maximum.reduceat(requested_bytes[: end_event + 1], first_moments)
+        if len(first_moments)
+        else first_moments
     )
-    return StepHistory(source, step_bounds, first_moments, peak_bytes, requested_bytes)
+    return StepHistory(source, step_bounds, first_moments, end_event, peak_bytes, requested_bytes)
 
 
 def is_rising(peaks: Ints) -> bool:
@@ -141,7 +153,7 @@ def _step_peak(
     return StepPeak(
         step=step,
         first_event=first_moment,
-        last_event=min(end_moment, trace_replay.n_events) - 1,
+        last_event=history.last_event(step),
         peak_event=history.peak_moment(step) - 1,
         time_us=time_of(snapshot, trace, first_moment),
         requested_bytes=int(history.peak_bytes[step]),

@@ -21,22 +21,25 @@ _MAX_ALLOCATIONS = 1 << 17
 _MIN_REPEATING_SHARE = 0.9
 
 
-def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
-    """Return the source of the steps (``"none"`` without steps), and the moments between steps."""
-    name, moments = step_bounds(snapshot, trace)
+def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints, bool]:
+    """Return the source of the steps (``"none"`` without steps), and the moments between steps.
+
+    The third value is whether the last moment is the end of the last step.
+    """
+    name, moments, has_end = step_bounds(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
-        return f"annotation {name}", moments
+        return f"annotation {name}", moments, has_end
     marker_events = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
     if len(marker_events) >= _MIN_STEPS:
-        return "snapshot markers", marker_events
+        return "snapshot markers", marker_events, False
     alloc_events = np.flatnonzero(trace.events.action == Action.ALLOC)
     loop = find_loop(snapshot, trace.events.stack[alloc_events], _MIN_STEPS)
     if loop is not None:
-        return f"loop at {loop.first_line}", alloc_events[loop.starts]
+        return f"loop at {loop.first_line}", alloc_events[loop.starts], False
     moments = _period_starts(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
-        return "repeating allocations", moments
-    return "none", np.zeros(0, np.int64)
+        return "repeating allocations", moments, False
+    return "none", np.zeros(0, np.int64), False
 
 
 def _period_starts(snapshot: Snapshot, trace: DeviceTrace) -> Ints:
@@ -145,14 +148,16 @@ def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> st
     return marks[-1].name if marks else ""
 
 
-def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
+def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints, bool]:
     """Return the name of the annotation that marks steps, and the moments between steps.
+
+    The third value is whether the last moment is the end of the last step.
 
     A step is a range whose number rises (``step 7``, ``ProfilerStep#7``), else the outermost range that
     starts most often. Moments are the starts of steps, and the end of the last step if it has ended.
     """
     if not snapshot.has_times:
-        return "", np.zeros(0, np.int64)
+        return "", np.zeros(0, np.int64), False
     annotations = _annotations_of(snapshot, trace)
     for ranges_by_name in (
         _group_numbered_ranges(annotations),
@@ -163,9 +168,9 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
         ranges = ranges_by_name.get(name, [])
         start_times = [annotation.time_us for annotation in ranges if annotation.is_start]
         if len(start_times) >= _MIN_STEPS:
-            times = start_times if ranges[-1].is_start else [*start_times, ranges[-1].time_us]
-            return name, _moments_at(trace, times)
-    return "", np.zeros(0, np.int64)
+            end_times = [] if ranges[-1].is_start else [ranges[-1].time_us]
+            return name, _moments_at(trace, start_times + end_times), bool(end_times)
+    return "", np.zeros(0, np.int64), False
 
 
 def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
@@ -183,6 +188,7 @@ def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Anno
         name: ranges
         for name, ranges in ranges_by_name.items()
         if numbers_by_name[name] == sorted(numbers_by_name[name])
+        and len({annotation.name for annotation in ranges}) > 1
     }
 
 

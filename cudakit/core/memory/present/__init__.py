@@ -49,6 +49,18 @@ def _selection_note(result: MemoryResult, spec: MemorySpec) -> Iterator[Note]:
         has_failure = any(device.ooms for device in result.devices)
         scope_text = "; failed allocations are those of the whole device" if has_failure else ""
         yield Note("info", f"Shown: {selected_text} only{scope_text}.")
+    shown_files = {device.file for device in result.devices}
+    if missing_names := [file.name for file in result.files if file.name not in shown_files]:
+        yield Note("info", f"Without the selected device: {', '.join(missing_names)}.")
+    if spec.at == "oom":
+        unfailed_names = [
+            f"{device.file} {device_name(device)}" for device in result.devices if not device.ooms
+        ]
+        if unfailed_names:
+            yield Note(
+                "info",
+                f"Without a failed allocation, shown at the end: {', '.join(unfailed_names)}.",
+            )
 
 
 def _answers(result: MemoryResult) -> tuple[Node, ...]:

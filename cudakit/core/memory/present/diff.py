@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal
 
@@ -59,18 +60,21 @@ def _answer_note(device: DeviceDiff) -> Note:
     level: Literal["ok", "warn"] = (
         "warn" if any(map(_has_grown, (device.peak, device.end))) else "ok"
     )
-    diff_rows = [*device.peak.grown, *device.peak.appeared]
-    largest_row = max(diff_rows, key=lambda row: row.change_bytes, default=None)
-    if largest_row is None or not largest_row.stack:
-        return Note(level, f"Requested memory: {change_text}.")
-    moment_name, size_text = (
-        site_name(largest_row.stack[largest_row.site]),
-        format_bytes(largest_row.change_bytes),
-    )
-    return Note(
-        level,
-        f"Requested memory: {change_text}. Largest increase at the peak: {moment_name}, {size_text}.",
-    )
+    increase_text = _largest_increase_text(device.peak)
+    return Note(level, f"Requested memory: {change_text}.{increase_text}")
+
+
+def _largest_increase_text(moment: MomentDiff) -> str:
+    """Return a sentence on the call site whose memory grew most at the peak; "" if none grew."""
+    change_by_site: defaultdict[str, int] = defaultdict(int)
+    for row in (*moment.grown, *moment.appeared, *moment.shrunk, *moment.vanished):
+        if row.stack:
+            change_by_site[site_name(row.stack[row.site])] += row.change_bytes
+    largest_site = max(change_by_site, key=lambda site: change_by_site[site], default="")
+    change_bytes = change_by_site[largest_site]
+    if change_bytes <= 0:
+        return ""
+    return f" Largest increase of a call site at the peak: {largest_site}, {format_bytes(change_bytes)}."
 
 
 def _has_grown(moment: MomentDiff) -> bool:

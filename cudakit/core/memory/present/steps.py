@@ -14,7 +14,7 @@ from cudakit.core.memory.present.rows import (
     table,
 )
 from cudakit.core.memory.result import DeviceMemory
-from cudakit.document import Bytes, Change, Chart, Count, Node, Series
+from cudakit.document import Bytes, Change, Chart, Count, Node, Series, Text
 from cudakit.units import capitalized, format_count
 
 
@@ -44,7 +44,11 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             ("change", "number", lambda peak: Change(peak.requested_bytes - first_peak_bytes)),
             ("at the start", "number", lambda peak: Bytes(peak.start_bytes)),
             ("reserved", "number", lambda peak: Bytes(peak.reserved_bytes)),
-            ("event of the peak", "number", lambda peak: Count(peak.peak_event)),
+            (
+                "event of the peak",
+                "number",
+                lambda peak: Count(peak.peak_event) if peak.peak_event >= 0 else Text("-"),
+            ),
         ),
         listed_peaks,
         (
@@ -54,7 +58,7 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         )
         + "Reserved: the most within the step; all other sizes are requested memory. Change: of the peak,"
         f" since the first step. {capitalized(step_definition(device))}; the table counts steps from 0."
-        + (" Event -1: before the first event." if peaks[0].peak_event < 0 else ""),
+        + (' Event "-": before the first event.' if peaks[0].peak_event < 0 else ""),
     )
     if device.steps.site_growth:
         yield limited_table(

@@ -55,8 +55,9 @@ def _state_note(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)}{in_annotation(oom)} ({pool_name(oom.pool)} pool,"
-            f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
+            f" {format_count(oom.event)}{in_annotation(oom)}{_step_text(device, oom.event)}"
+            f" ({pool_name(oom.pool)} pool, stream {oom.stream}):"
+            f" {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
             f" {format_bytes(oom.device_free_bytes)}{_device_share_text(oom)}.{earlier_text}",
         )
@@ -84,6 +85,17 @@ def _state_note(device: DeviceMemory) -> Note:
         "ok",
         f"No allocation failed, and no call stack holds more memory after each step: {size_text}.",
     )
+
+
+def _step_text(device: DeviceMemory, event: int) -> str:
+    """Return the number of the step of an event if all steps have the same annotation, else ``""``."""
+    source = device.steps.source
+    if not source.startswith("annotation ") or source.endswith("#"):
+        return ""
+    for peak in device.steps.peaks:
+        if peak.first_event <= event <= peak.last_event:
+            return f" of step {format_count(peak.step)}, counted from 0"
+    return ""
 
 
 _MAX_SHOWN_RANGES = 3

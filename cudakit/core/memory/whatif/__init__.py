@@ -19,6 +19,7 @@ from cudakit.core.memory.whatif.recorded_outcome import limit_of, outcome_of, se
 from cudakit.core.memory.whatif.replay import NewAllocator, replay
 from cudakit.core.memory.whatif.result import (
     DEFAULTS,
+    LIMITED_BASELINE,
     SCHEMA,
     DeviceWhatIf,
     Limit,
@@ -101,10 +102,11 @@ def _traces_to_replay(
         device_numbers = sorted(
             {trace.device for _, trace in snapshot_trace_pairs if trace.device != HOST}
         )
+        device_text = "no device" if device is None else f"no device {device}"
         raise UsageError(
-            f"no device {device} in the snapshot"
-            if device is not None
-            else "no device in the snapshot",
+            f"{device_text} in the snapshots"
+            if len(snapshots) > 1
+            else f"{snapshots[0].source}: {device_text} in the snapshot",
             hint=f"devices of the snapshot: {', '.join(map(str, device_numbers)) or 'none'}",
         )
     pairs_with_trace = [
@@ -122,7 +124,7 @@ def _traces_to_replay(
 
 def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
     for settings_text in spec.settings:
-        settings = parse_config(settings_text, variable="settings")
+        settings = parse_config(settings_text, variable=f"settings {settings_text!r}")
         if settings.memory_fraction < 1 and spec.limit_bytes is None:
             raise UsageError(
                 f"settings {settings_text}: a snapshot does not record the size of the device's memory",
@@ -156,7 +158,7 @@ class _DeviceReplays:
         limit, baseline = recorded_limit, outcome
         if limit_bytes is not None:
             limit = Limit(limit_bytes, "given")
-            baseline, _ = self._replay("recorded settings", settings, limit)
+            baseline, _ = self._replay(LIMITED_BASELINE, settings, limit)
         trial_outcomes = tuple(self._replay(*trial, limit)[0] for trial in trials)
         best_index = best_of(baseline, trial_outcomes)
         return DeviceWhatIf(

@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from cudakit.core.memory.present.rows import files_name, per_device, table
-from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
+from cudakit.core.memory.whatif.result import (
+    LIMITED_BASELINE,
+    DeviceWhatIf,
+    Difference,
+    Outcome,
+    WhatIfResult,
+)
 from cudakit.core.memory.whatif.verdict import shortage_text
 from cudakit.document import (
     Bytes,
@@ -146,7 +152,7 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
         return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
 
     change_column: _OutcomeColumn = ("change", "number", change_cell)
-    change_text = "Change: of the peak, relative to the recorded settings. "
+    change_text = f'Change: of the peak, relative to the row "{_ROW_NAMES[device.baseline.name]}". '
     return table(
         (
             _SETTINGS_COLUMN,
@@ -186,7 +192,7 @@ def _retries_value(outcome: Outcome) -> Value:
 _ROW_NAMES: Final = {
     "recorded": "recording",
     "replayed, as recorded": "replay with recorded settings",
-    "recorded settings": "the same with the limit",
+    LIMITED_BASELINE: "recorded settings with the limit",
 }
 
 

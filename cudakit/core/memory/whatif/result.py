@@ -12,6 +12,9 @@ from cudakit.core.memory.result import FileFacts
 
 SCHEMA = "cudakit.memviz.whatif/1"
 DEFAULTS = "defaults"  # the name of settings without text
+LIMITED_BASELINE = (
+    "recorded settings"  # the name of the replay with a limit that the recording lacks
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.whatif.program import Recording
 from cudakit.core.memory.whatif.recorded_outcome import has_both_kinds
-from cudakit.core.memory.whatif.result import DEFAULTS, Difference, MemoryTotals, Outcome
+from cudakit.core.memory.whatif.result import (
+    DEFAULTS,
+    LIMITED_BASELINE,
+    Difference,
+    MemoryTotals,
+    Outcome,
+)
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
@@ -136,7 +142,8 @@ def _no_help_sentence(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> s
     if len(trial_outcomes) == 1 and worse_outcomes:
         return _worse_sentence(baseline, trial_outcomes[0])
     peak_text = format_bytes(baseline.peak.reserved_bytes)
-    return f"{subject_text} reserved less at the peak than the recorded settings ({peak_text})"
+    limit_text = " with the limit" if baseline.name == LIMITED_BASELINE else ""
+    return f"{subject_text} reserved less at the peak than the recorded settings{limit_text} ({peak_text})"
 
 
 def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:

@@ -107,7 +107,9 @@ def test_absent_kind_of_event_is_reported_as_skipped(action: Action, word: str) 
     entries = [entry for entry in lifetimes(3) if entry.action != action]
     found = analyzed(builders.trace(entries, [SEGMENT]))
     assert any(
-        advice.startswith(f"The trace has no {word} events, which other events imply")
+        advice.startswith(
+            f"The trace lacks all {word} events, so figures before the end may be wrong"
+        )
         for advice in found.advice
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core.memory.builders import MIB
+from core.memory import builders
+from core.memory.builders import KIB, MIB, START_US, alloc, annotated
 from core.memory.simulator import Allocator
 from core.memory.strategies import LAW
 from hypothesis import given
@@ -44,6 +45,22 @@ def run(program: list[int]) -> tuple[DeviceMemory, list[int]]:
             allocator.mark()
         count_up_to_now()
     return analyze([allocator.history().snapshot()], MemorySpec()).devices[0], requested
+
+
+def test_events_after_the_end_of_the_last_step_are_no_step() -> None:
+    entries = [alloc(0x7F00_0000_0000 + index * KIB, 512, stack=1) for index in range(30)]
+    ranges = [annotated(f"step {i}", START_US + 10 * i, START_US + 10 * i + 5) for i in range(3)]
+    snapshot = builders.snapshot(
+        builders.trace(entries), annotations=tuple(end for pair in ranges for end in pair)
+    )
+    steps = analyze([snapshot], MemorySpec()).devices[0].steps
+
+    assert [(peak.first_event, peak.last_event) for peak in steps.peaks] == [
+        (0, 9),
+        (10, 19),
+        (20, 24),
+    ]
+    assert steps.peaks[-1].requested_bytes == 25 * 512
 
 
 @LAW

@@ -29,7 +29,7 @@ def moments(
 ) -> tuple[str, list[int]]:
     trace = builders.trace(entries)
     ranges = tuple(end for pair in annotations for end in pair)
-    name, found = step_moments(builders.snapshot(trace, annotations=ranges, **more), trace)
+    name, found, _ = step_moments(builders.snapshot(trace, annotations=ranges, **more), trace)
     return name, found.tolist()
 
 
@@ -52,6 +52,11 @@ def test_step_moments_are_starts_and_the_last_end() -> None:
 def test_open_last_step_has_no_end_moment() -> None:
     steps = [span(f"step {i}", 10 * i, 10 * i + 9) for i in range(3)]
     assert moments(QUIET, *steps[:2], steps[2][:1]) == ("annotation step#", [0, 10, 20])
+
+
+def test_ranges_that_all_have_one_number_are_steps_of_their_whole_name() -> None:
+    steps = [span("step0", 10 * i, 10 * i + 9) for i in range(3)]
+    assert moments(QUIET, *steps) == ("annotation step0", [0, 10, 20, 29])
 
 
 def test_numbered_ranges_precede_more_frequent_unnumbered_ranges() -> None:
@@ -78,7 +83,7 @@ def test_range_without_an_end_does_not_hide_nested_ranges() -> None:
 
 
 def test_annotation_number_may_exceed_64_bits() -> None:
-    steps = [span("step " + "9" * 5000, 10 * i, 10 * i + 10) for i in range(3)]
+    steps = [span("step " + "9" * 5000 + str(i), 10 * i, 10 * i + 10) for i in range(3)]
     assert moments(QUIET, *steps)[0] == "annotation step#"
 
 

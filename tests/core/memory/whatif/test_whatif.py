@@ -189,7 +189,7 @@ def test_allocations_from_before_the_trace_are_replayed_and_freed() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ("expandable_segments:Yes", InputError, "settings, character 21"),
+        ("expandable_segments:Yes", InputError, "settings 'expandable_segments:Yes', character 21"),
         ("backend:cudaMallocAsync", Unsupported, "backend:cudaMallocAsync is not supported"),
         ("per_process_memory_fraction:0.5", UsageError, "does not record the size"),
     ],
