@@ -110,7 +110,7 @@ _VIEW_OPTIONS = option_group(
         default=10,
         show_default=True,
         metavar="N",
-        help="Rows of each table, except the layout; 0 shows all.",
+        help="Rows of each table, except those of files, replays and the layout; 0 shows all.",
     ),
     _SUMMARY_OPTION,
 )

@@ -216,7 +216,26 @@ def test_files_that_the_selection_leaves_out_are_named(cli: Cli) -> None:
     assert f"Without the selected device: {training}." in text
 
     text = " ".join(cli("memviz", DATA / "oom.pkl.gz", training, "--at", "oom").stdout.split())
-    assert f"Without a failed allocation, shown at the end: {training} cuda:0." in text
+    assert (
+        f"No allocation failed in {training} cuda:0: in place of a failure, --at oom shows the state at the end."
+        in text
+    )
+
+
+def test_approximate_size_of_a_chosen_event_is_explained(cli: Cli) -> None:
+    explanation = "Sizes marked ~ were computed by the allocator's rules, not recorded."
+    at_event, at_end = (
+        " ".join(cli("memviz", OOM, "--at", at).stdout.split()) for at in ("3000", "end")
+    )
+    assert "~362 MiB" in at_event and explanation in at_event
+    assert "~" not in at_end
+
+
+def test_replayed_changes_of_the_program_are_distinct_from_settings(cli: Cli) -> None:
+    text = " ".join(cli("memviz", DATA / "fuzz" / "host.pkl").stdout.split())
+    assert "program: all requests on one stream fails" in text
+    assert "Rows that begin with program: a change of the program is replayed" in text
+    assert "garbage_collection_threshold:0.8 fails" in text
 
 
 # Selections.

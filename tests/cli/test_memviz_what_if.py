@@ -80,6 +80,7 @@ def test_limit_that_the_report_recommends_is_enough_in_a_replay(cli: Cli, snapsh
         (("--what-if", "", "--what-if-limit", "lots"), "lots"),
         (("--what-if-limit", "1GiB"), "needs --what-if"),
         (("--what-if", "", "--what-if-limit", "0"), "--what-if-limit must be at least 1 byte"),
+        (("--what-if", "backend:cudaMallocAsync"), "hint: remove this setting\n"),
         (("--what-if", "nope"), "hint: write settings as NAME:VALUE, separated by commas"),
         (("--what-if",), "hint: see cudakit memviz --help"),
         (("--what-if", "per_process_memory_fraction:0.5"), "does not record the size"),

@@ -79,7 +79,7 @@ class Engine:
             raise Unsupported(
                 "backend:cudaMallocAsync is not supported: with this backend, the driver's pool replaces the"
                 " caching allocator",
-                hint="remove the setting; in a program, use DeviceMemoryResource of cuda.core"
+                hint="remove the setting; for the driver's pool, use DeviceMemoryResource of cuda.core"
                 ' or torch_pool("async") of cudakit',
             )
         if settings.expandable_segments:

@@ -49,9 +49,7 @@ def _pins_by_stack(
     pinned_alone_bytes = np.bincount(
         pair_stacks, weights=free_by_segment[pair_segments] * is_alone, minlength=n_stacks
     )
-    segment_counts = np.bincount(
-        pair_stacks[free_by_segment[pair_segments] > 0], minlength=n_stacks
-    )
+    segment_counts = np.bincount(pair_stacks, minlength=n_stacks)
     block_counts = np.bincount(block_stacks, minlength=n_stacks)
     block_bytes = np.bincount(block_stacks, weights=layout.block_size, minlength=n_stacks)
     stacks_by_rank = np.lexsort((-pinned_bytes, -pinned_alone_bytes))

@@ -59,7 +59,8 @@ def _selection_note(result: MemoryResult, spec: MemorySpec) -> Iterator[Note]:
         if unfailed_names:
             yield Note(
                 "info",
-                f"Without a failed allocation, shown at the end: {', '.join(unfailed_names)}.",
+                f"No allocation failed in {', '.join(unfailed_names)}: in place of a failure, --at oom shows"
+                " the state at the end.",
             )
 
 

@@ -16,7 +16,7 @@ from cudakit.core.memory.present.rows import (
     table,
 )
 from cudakit.core.memory.record.pools import pool_name
-from cudakit.core.memory.result import Cause, DeviceMemory, Oom, Peak, State
+from cudakit.core.memory.result import Cause, DeviceMemory, Oom, Peak, ReplayedRemedy, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
     Bytes,
@@ -315,7 +315,7 @@ def _replay_table(oom: Oom, *, is_last: bool) -> Iterator[Node]:
         return
     yield table(
         (
-            ("replayed with", "text", lambda replayed: Text(replayed.change)),
+            ("replayed with", "text", lambda replayed: Text(_change_name(replayed))),
             (
                 "the failed request",
                 "text",
@@ -324,9 +324,20 @@ def _replay_table(oom: Oom, *, is_last: bool) -> Iterator[Node]:
             ("peak reserved", "number", lambda replayed: Bytes(replayed.peak_reserved_bytes)),
         ),
         oom.replays,
+        "Rows that begin with program: a change of the program is replayed, not a setting."
+        if any(map(_changes_program, oom.replays))
+        else "",
     )
     if sentence := replays_sentence(oom):
         yield Note("info", sentence)
+
+
+def _change_name(replayed: ReplayedRemedy) -> str:
+    return f"program: {replayed.change}" if _changes_program(replayed) else replayed.change
+
+
+def _changes_program(replayed: ReplayedRemedy) -> bool:
+    return replayed.settings is None and replayed.cause == "fragmentation"
 
 
 # --- several devices -------------------------------------------------------------------------------
@@ -415,11 +426,11 @@ def totals(device: DeviceMemory) -> Table:
             )
             for row_title, value_at, highest_bytes in table_rows
         ),
-        caption=_totals_caption(device),
+        caption=_totals_caption(device, [state for _, state in states]),
     )
 
 
-def _totals_caption(device: DeviceMemory) -> str:
+def _totals_caption(device: DeviceMemory, states: Sequence[State]) -> str:
     peak = device.peak
     sentences = []
     if device.events:
@@ -437,7 +448,7 @@ def _totals_caption(device: DeviceMemory) -> str:
         sentences.append(
             "Requested and blocks in use include blocks that are pending free; allocated does not."
         )
-    if peak.allocated_is_derived:
+    if any(shown.allocated_is_derived for shown in (peak, *states)):
         sentences.append("Sizes marked ~ were computed by the allocator's rules, not recorded.")
     return " ".join(sentences)
 

@@ -28,7 +28,7 @@ from cudakit.core.memory.whatif.result import (
     WhatIfResult,
 )
 from cudakit.core.memory.whatif.verdict import best_of, differences, headline, reasons
-from cudakit.errors import SnapshotError, UsageError
+from cudakit.errors import SnapshotError, Unsupported, UsageError
 from cudakit.torch_rules.settings import Settings, parse_config
 
 _RECORDED_REPLAY_NAME = "replayed, as recorded"  # the name of the replay with the recorded settings
@@ -129,6 +129,12 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
             raise UsageError(
                 f"settings {settings_text}: a snapshot does not record the size of the device's memory",
                 hint="add this size: --what-if-limit 80GiB on the command line, limit_bytes in Python",
+            )
+        if settings.backend != "native":
+            raise Unsupported(
+                f"settings {settings_text}: a replay with backend:{settings.backend} is not possible, because"
+                " the driver's pool then replaces the caching allocator",
+                hint="remove this setting",
             )
         # An empty replay raises Unsupported for settings that the allocator lacks, before the long work.
         replay(EMPTY_PROGRAM, settings, new_allocator, limit_bytes=spec.limit_bytes)

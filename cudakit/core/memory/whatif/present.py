@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ from cudakit.core.memory.whatif.result import (
     Outcome,
     WhatIfResult,
 )
-from cudakit.core.memory.whatif.verdict import shortage_text
+from cudakit.core.memory.whatif.verdict import join_names, shortage_text
 from cudakit.document import (
     Bytes,
     Change,
@@ -49,17 +49,26 @@ def brief_sentences(result: WhatIfResult) -> tuple[Note, ...]:
         if has_several
         else note
         for device in result.devices
-        for note in (_headline(device), *_shortage_notes(device), _reliability_notes(device))
+        for note in (*_answers(device), _reliability_notes(device))
     )
 
 
-def _headline(device: DeviceWhatIf) -> Note:
-    return Note("info" if device.best is None else "ok", f"{device.headline}.")
+def _answers(device: DeviceWhatIf) -> Iterator[Note]:
+    """Yield what the limit and the settings would have changed."""
+    limit, baseline = device.limit, device.baseline
+    if limit is not None and limit.source == "given" and device.recorded.ooms:
+        if not baseline.ooms and baseline.shortage is None:
+            yield Note(
+                "ok",
+                f"With a memory limit of {format_bytes(limit.bytes)}, no request fails with the recorded"
+                " settings.",
+            )
+    yield Note("info" if device.best is None else "ok", f"{device.headline}.")
+    yield from _shortage_notes(device)
 
 
 def _sections(device: DeviceWhatIf) -> Iterator[Node]:
-    yield _headline(device)
-    yield from _shortage_notes(device)
+    yield from _answers(device)
     yield _reliability_notes(device)
     if device.limit is not None:
         yield Note("info", _limit_sentence(device))
@@ -82,13 +91,9 @@ def _shortage_notes(device: DeviceWhatIf) -> Iterator[Note]:
         replays_noun = "this replay" if len(settings) == 1 else "these replays"
         yield Note(
             "warn",
-            f"{_join_names(settings)}: out of memory {shortage_sentence};"
+            f"{join_names(settings)}: out of memory {shortage_sentence};"
             f" the figures of {replays_noun} end there.",
         )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _reliability_notes(device: DeviceWhatIf) -> Note:
@@ -124,12 +129,7 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
         return ""
     size_text = format_bytes(limit.bytes)
     if limit.source == "given":
-        success_text = (
-            " With this limit, no request fails with the recorded settings."
-            if device.recorded.ooms and not device.baseline.ooms and not device.baseline.shortage
-            else ""
-        )
-        return f"Memory limit of the replays: {size_text} (--what-if-limit).{success_text}"
+        return f"Memory limit of the replays: {size_text} (--what-if-limit)."
     if limit.source == "device full":
         return (
             f"Memory limit of the replays: {size_text}, the reserved memory of the process plus the free"
@@ -164,7 +164,7 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
         ),
         outcomes,
         f"{change_text if compared_ids else ''}Free in segments: at the peak of requested memory. Free "
-        "share: free in segments, relative to reserved memory.",
+        "share: free in segments, relative to the memory reserved at that peak.",
     )
 
 
@@ -178,7 +178,8 @@ def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
         outcomes,
-        "Retries: requests that first released cached memory. Out of memory: failed requests.",
+        "Retries: driver allocations repeated after an attempt to release the whole cache. Out of memory: "
+        "failed requests.",
     )
 
 

@@ -45,10 +45,10 @@ class Outcome:
     peak: MemoryTotals  # the maximum of each total until the end, or until the shortage
     end: MemoryTotals  # totals at the end, or at the shortage
     fragmentation_bytes: int  # free memory in segments at the peak of the recording
-    fragmentation: float  # fragmentation_bytes / reserved bytes
+    fragmentation: float  # fragmentation_bytes / reserved bytes at the same peak
     device_allocations: int  # number of segment allocations and mappings
     device_frees: int  # number of segment frees and unmappings
-    retries: int | None  # number of requests that succeeded after emptying the cache; null: unknown
+    retries: int | None  # driver allocations repeated after emptying the cache; null: unknown
     ooms: int  # number of requests that failed
     shortage: Shortage | None  # the request that ended the replay; null: none
 

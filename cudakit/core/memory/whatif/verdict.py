@@ -85,13 +85,13 @@ def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:
     best_index = min(rank_by_index, key=lambda index: rank_by_index[index], default=None)
     if best_index is None:
         return None
+    return best_index if _helps(trial_outcomes[best_index], baseline) else None
+
+
+def _helps(outcome: Outcome, baseline: Outcome) -> bool:
     # If memory ran out, only fewer failures help, not less reserved memory.
     criteria_count = 2 if baseline.ooms or baseline.shortage else 3
-    return (
-        best_index
-        if rank_by_index[best_index][:criteria_count] < _rank(baseline)[:criteria_count]
-        else None
-    )
+    return _rank(outcome)[:criteria_count] < _rank(baseline)[:criteria_count]
 
 
 def _rank(outcome: Outcome) -> tuple[bool, int, int]:
@@ -106,6 +106,16 @@ def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best_index: i
     if best_index is None:
         return _no_help_sentence(baseline, trial_outcomes)
     best_outcome = trial_outcomes[best_index]
+    other_names = [
+        "the defaults" if outcome.name == DEFAULTS else outcome.name
+        for outcome in trial_outcomes
+        if outcome is not best_outcome and _helps(outcome, baseline)
+    ]
+    others_clause = f"; {join_names(other_names)} would also have helped" if other_names else ""
+    return f"{_best_sentence(baseline, best_outcome)}{others_clause}"
+
+
+def _best_sentence(baseline: Outcome, best_outcome: Outcome) -> str:
     if baseline.shortage is not None or best_outcome.ooms < baseline.ooms:
         return f"{_settings_subject(best_outcome)} would have {_benefit_sentence(baseline, best_outcome)}"
     saved_bytes = baseline.peak.reserved_bytes - best_outcome.peak.reserved_bytes
@@ -156,6 +166,11 @@ def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:
 def _settings_subject(outcome: Outcome) -> str:
     """Return the name of the settings as the first words of a sentence."""
     return "The defaults" if outcome.name == DEFAULTS else outcome.name
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names in one text, the last two joined by "and"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def shortage_text(outcome: Outcome) -> str:

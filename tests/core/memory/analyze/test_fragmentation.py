@@ -94,6 +94,12 @@ def test_free_bytes_of_a_segment_with_two_stacks_are_shared() -> None:
     assert [pin.segments for pin in found.pins] == [1, 1]
 
 
+def test_segments_of_a_stack_include_those_without_free_memory() -> None:
+    (pin,) = measured(large(0, (0, 20, 1)), large(1, (0, 2, 1))).pins
+    assert (pin.segments, pin.blocks, pin.bytes) == (2, 2, 22 * MIB)
+    assert pin.pinned_bytes == 18 * MIB
+
+
 def test_stacks_with_most_unshared_free_bytes_come_first() -> None:
     together = [large(i, (0, 2, 1), (2, 2, 2)) for i in range(3)]
     found = measured(*together, large(3, (0, 15, 3)))

@@ -40,6 +40,17 @@ def test_report_of_a_low_limit_equals_the_golden_file(golden: Callable[[str, str
     golden("memviz-what-if-limit-100.txt", text)
 
 
+def test_report_begins_with_the_success_of_a_higher_limit() -> None:
+    sentence = "✓ With a memory limit of 2.45 GiB, no request fails with the recorded settings."
+    low, high = (
+        read("tests/data/fragmented_oom.pkl.gz", settings=("",), limit=limit)
+        for limit in (2 << 30, 2509 << 20)
+    )
+
+    assert high.splitlines()[2] == sentence
+    assert "no request fails" not in low
+
+
 def test_memviz_what_if_report_of_several_files_has_a_part_per_file() -> None:
     text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
 

@@ -74,6 +74,17 @@ def test_headline_names_settings_that_reserve_less() -> None:
     assert device.limit is None
 
 
+def test_headline_also_names_the_other_settings_that_help() -> None:
+    device = ask(
+        load(str(ROOT / "examples/memory/kv_cache.pkl.gz")), GROWS, "max_split_size_mb:128"
+    )
+    assert [outcome.ooms for outcome in device.tried] == [0, 0]
+    assert device.headline == (
+        f"{GROWS} would have let the failed request succeed, with 139 GiB reserved at the peak;"
+        " max_split_size_mb:128 would also have helped"
+    )
+
+
 def test_headline_reports_settings_without_effect() -> None:
     device = ask(fragmented().snapshot(), "")
     assert device.best is None
@@ -190,7 +201,7 @@ def test_allocations_from_before_the_trace_are_replayed_and_freed() -> None:
     ("settings", "error", "words"),
     [
         ("expandable_segments:Yes", InputError, "settings 'expandable_segments:Yes', character 21"),
-        ("backend:cudaMallocAsync", Unsupported, "backend:cudaMallocAsync is not supported"),
+        ("backend:cudaMallocAsync", Unsupported, "backend:cudaMallocAsync is not possible"),
         ("per_process_memory_fraction:0.5", UsageError, "does not record the size"),
     ],
 )
