@@ -259,7 +259,8 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
     from cudakit.core.profile.limits import compare_limits, why_nothing_compared
 
     bench_results = [(file, load_result(Path(file))) for file in files]
-    compared, missing_work = replace(result, limits=(), launch_limits=()), []
+    compared = replace(result, limits=(), launch_limits=())
+    missing_work: list[str] = []
     for is_simulated in (False, True):
         limits = _measured_limits(
             [(file, bench) for file, bench in bench_results if bench.simulated is is_simulated],
