@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,10 @@ from cudakit.units import capitalized
 
 if TYPE_CHECKING:
     from cudakit.cli.report import Outputs
-    from cudakit.core.bench.result import CaseResult
+    from cudakit.core.bench.result import BenchResult
     from cudakit.core.profile.activities import Activities
     from cudakit.core.profile.analysis import DeviceGaps
+    from cudakit.core.profile.limits import MeasuredLimits
     from cudakit.core.profile.result import ProfileResult
     from cudakit.trace.run_log import Outcome
 
@@ -76,7 +77,7 @@ BENCH = option(
     type=FILE,
     multiple=True,
     metavar="FILE",
-    help="Compare copies and memsets of at least 1 MiB, or kernel launches, with the limits of this GPU. "
+    help="Compare copies and memsets of at least 1 MiB, or kernel launches, with measured limits. "
     "FILE is the JSON result of cudakit bench copy, memory or launch. Repeatable.",
 )
 _COMPARE_OPTIONS = option_group(
@@ -93,7 +94,8 @@ _COMPARE_OPTIONS = option_group(
         "limit",
         type=Value(("slower:5%",), _parse_slower),
         metavar="slower:PERCENT",
-        help="With --diff: exit with 1 if a step is slower by more than PERCENT. Example: slower:5%.",
+        help="With --diff: exit with 1 if the median step of a GPU, or without steps its measured time, is "
+        "longer by more than PERCENT. Example: slower:5%.",
     ),
 )
 
@@ -123,7 +125,7 @@ def profile(
 
     FILE is a log (cudakit run --profile --log FILE), or a saved result (-o FILE.json). A result has only
     the report; exports of the timeline need a log. The exit code is 0 whatever the report finds; --fail-on
-    makes it 1 if a step became slower.
+    makes it 1 if the median step of a GPU became slower.
 
     \b
     cudakit profile profile.log
@@ -253,14 +255,37 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
 
     Raises UsageError if a file has no measurement of copies, of memory writes or of launches.
     """
-    from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits, compare_limits
+    from cudakit.core.bench.load import load_result
+    from cudakit.core.profile.limits import compare_limits, why_nothing_compared
+
+    bench_results = [(file, load_result(Path(file))) for file in files]
+    compared = replace(result, limits=(), launch_limits=())
+    missing_work: list[str] = []
+    for is_simulated in (False, True):
+        limits = _measured_limits(
+            [(file, bench) for file, bench in bench_results if bench.simulated is is_simulated],
+            simulated=is_simulated,
+        )
+        compared = compare_limits(compared, limits)
+        missing_work += why_nothing_compared(limits)
+    if compared.limits or compared.launch_limits:
+        return compared
+    note = f"--bench compared nothing: the profile has {', '.join(dict.fromkeys(missing_work))}"
+    return replace(compared, notes=(*compared.notes, note))
+
+
+def _measured_limits(
+    bench_results: Iterable[tuple[str, BenchResult]], *, simulated: bool
+) -> MeasuredLimits:
+    """Return the limits in results of ``cudakit bench``, each with its file."""
+    from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits
 
     copy_rates: dict[str, float] = {}
     write_rates: list[tuple[int, float]] = []
     launch_s: float | None = None
-    for file in files:
+    for file, bench_result in bench_results:
         is_used = False
-        for case in _measured_cases(file):
+        for case in bench_result.results:
             size_bytes, time_s = case.axes.get("size_bytes"), case.median_s
             if not isinstance(time_s, float) or time_s <= 0:
                 continue
@@ -280,20 +305,7 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
                 f"{file} has no copies or writes of at least 1 MiB, and no back-to-back launches",
                 hint="measure them: cudakit bench copy -o copy.json, and the same with launch and memory",
             )
-    compared = compare_limits(result, MeasuredLimits(copy_rates, write_rates, launch_s))
-    if compared.limits or compared.launch_limits:
-        return compared
-    note = (
-        "--bench compared nothing: the files have no limits for the launches of the profile, or for its "
-        "copies and memsets of at least 1 MiB"
-    )
-    return replace(compared, notes=(*compared.notes, note))
-
-
-def _measured_cases(file: str) -> Sequence[CaseResult]:
-    from cudakit.core.bench.load import load_result
-
-    return load_result(Path(file)).results
+    return MeasuredLimits(copy_rates, write_rates, launch_s, simulated)
 
 
 def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:

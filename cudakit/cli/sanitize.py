@@ -68,7 +68,8 @@ def sanitize(
     FILE is a log that cudakit run --sanitize --log FILE wrote. The same options give
     the same report as the run. The exit code is 1 for races of the program, pairs of
     operations that could not be checked, collectives that ranks call differently, or
-    an incomplete recording, such as a truncated log.
+    an incomplete recording, such as a truncated log. A log that is truncated before
+    its first CUDA calls cannot be analyzed: the exit code is 2.
 
     \b
     cudakit run --sanitize --log races.log train.py

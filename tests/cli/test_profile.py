@@ -226,8 +226,14 @@ def test_copies_are_compared_with_a_bench(cli: Cli) -> None:
         "bench", "copy", "--gpu", "sim", "--directions", "h2d", "--sizes", "1MiB", "-o", "copy.json"
     )
     text = cli("profile", "slow.log", "--bench", "copy.json").stdout
-    assert "Limits of this GPU" in text
-    assert "copies: host to device, pageable" in text
+    assert "Limits that cudakit bench measured" in text
+    assert "copies: host to device, pageable (limit of a simulated GPU)" in text
+    Path("copy.json").write_text(
+        Path("copy.json").read_text().replace('"simulated": true', '"simulated": false')
+    )
+    measured_text = cli("profile", "slow.log", "--bench", "copy.json").stdout
+    assert "copies: host to device, pageable" in measured_text
+    assert "limit of a simulated GPU" not in measured_text
 
 
 def test_bench_without_copies_is_an_error(cli: Cli) -> None:
@@ -246,7 +252,7 @@ def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
     cli("bench", "copy", "--gpu", "sim", *copies, "-o", "copy.json")
     text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
     assert "--bench compared nothing" not in text
-    assert "measured time per kernel launch" in text
+    assert "mean interval of kernel launches" in text
     assert "copies: host to device, pageable" in text
 
 
@@ -265,8 +271,11 @@ def test_bench_result_without_comparable_work_is_named(cli: Cli) -> None:
         "write.json",
     )
     text = cli("profile", "slow.log", "--bench", "write.json").stdout
-    assert "i --bench compared nothing: the files have no limits" in text
-    assert "Limits of this GPU" not in text
+    assert (
+        "i --bench compared nothing: the profile has no memsets with a mean size of at least 1 MiB\n"
+        in text
+    )
+    assert "Limits that cudakit bench measured" not in text
 
 
 # --- comparison ------------------------------------------------------------------------------------
@@ -305,6 +314,35 @@ def test_diff_of_two_ranks_names_the_rank_that_became_slower(cli: Cli) -> None:
         "step of rank 0, cuda:0",
         "step of rank 1, cuda:1",
     ]
+
+
+def test_diff_without_gpu_work_names_the_profile_without_it(cli: Cli) -> None:
+    log_path = str(Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog")
+    cli("profile", log_path, "-o", "full.json")
+    result = json.loads(Path("full.json").read_text()) | {"devices": [], "findings": []}
+    Path("empty.json").write_text(json.dumps(result))
+
+    titles = [
+        cli("profile", after, "--diff", before).stdout.splitlines()[0]
+        for after, before in (
+            ("full.json", "empty.json"),
+            ("empty.json", "full.json"),
+            ("empty.json", "empty.json"),
+        )
+    ]
+
+    assert titles == [
+        "Nothing to compare: the earlier profile (BEFORE) has no GPU work",
+        "Nothing to compare: the later profile has no GPU work",
+        "Nothing to compare: neither profile has GPU work",
+    ]
+
+
+def test_steps_by_optimizer_are_named_by_the_call(cli: Cli) -> None:
+    log_path = str(Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog")
+    text = " ".join(cli("profile", log_path).stdout.split())
+    assert "37 steps measured; each ends with a call of optimizer.step() of PyTorch." in text
+    assert "gaps of at least 1 ms between CUDA calls of the host; a mean can be shorter" in text
 
 
 @pytest.mark.parametrize(("limit", "code"), [("slower:1%", 1), ("slower:90%", 0)])

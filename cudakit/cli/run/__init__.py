@@ -171,7 +171,8 @@ _PROGRAM_OPTIONS = option_group(
         "--python",
         type=FILE,
         metavar="PYTHON",
-        help="Python interpreter to use.  [default: that of the environment]",
+        help="Python interpreter to use.  [default: the one beside cudakit if cudakit was started by its "
+        "path; else that of VIRTUAL_ENV, else python3 in PATH]",
     ),
     option(
         "--no-follow",
@@ -183,8 +184,8 @@ _PROGRAM_OPTIONS = option_group(
         type=click.Choice(["refuse", "run"]),
         default="refuse",
         show_default=True,
-        help="If CUDA calls cannot be recorded: refuse to start the program, or run it unchecked and report "
-        "that.",
+        help="If there is a GPU and CUDA calls cannot be recorded: refuse to start the program, or run it "
+        "unchecked and report that. Without a GPU, the program always runs.",
     ),
     option(
         "--require-gpu",

@@ -33,21 +33,32 @@ class MeasuredLimits:
     # Size of a buffer in bytes, and the rate of a kernel that writes it, in bytes per second.
     write_rates: Sequence[tuple[int, float]] = ()
     launch_s: float | None = None  # time between back-to-back launches of an empty kernel
-
-    def __bool__(self) -> bool:
-        return bool(self.copy_rates or self.write_rates or self.launch_s)
+    simulated: bool = False  # whether the device was simulated
 
 
 def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResult:
-    """Return a result in which copies, memsets and launches are compared with measured limits."""
+    """Return the result with further comparisons of copies, memsets and launches with measured limits."""
     devices = result.devices
+    compared_rates = (limit for device in devices for limit in _compare_rates(device, limits))
+    compared_launches = (limit for device in devices for limit in _compare_launches(device, limits))
     return replace(
         result,
-        limits=tuple(limit for device in devices for limit in _compare_rates(device, limits)),
-        launch_limits=tuple(
-            limit for device in devices for limit in _compare_launches(device, limits)
-        ),
+        limits=(*result.limits, *compared_rates),
+        launch_limits=(*result.launch_limits, *compared_launches),
     )
+
+
+def why_nothing_compared(limits: MeasuredLimits) -> Iterator[str]:
+    """Yield for each kind of limit what a profile lacks if ``compare_limits`` compared nothing."""
+    work_names = []
+    if directions := ", ".join(sorted(limits.copy_rates)):
+        work_names.append(f"copies in the measured directions ({directions})")
+    if limits.write_rates:
+        work_names.append("memsets")
+    for work_name in work_names:
+        yield f"no {work_name} with a mean size of at least 1 MiB"
+    if limits.launch_s:
+        yield "no kernel launches outside of CUDA graphs"
 
 
 def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
@@ -57,7 +68,13 @@ def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
         if limit and measured_rate and copy_group.size_bytes >= copy_group.calls * MIN_COPY_BYTES:
             name = f"copies: {copies_name(copy_group)}"
             yield Limit(
-                name, device.process, device.device, measured_rate, limit, measured_rate / limit
+                name,
+                device.process,
+                device.device,
+                measured_rate,
+                limit,
+                measured_rate / limit,
+                limits.simulated,
             )
     memsets = device.memsets
     if memsets and memsets.total_ns and limits.write_rates:
@@ -74,6 +91,7 @@ def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
                 measured_rate,
                 limit,
                 measured_rate / limit,
+                limits.simulated,
             )
 
 
@@ -97,4 +115,5 @@ def _compare_launches(device: Device, limits: MeasuredLimits) -> Iterator[Launch
         share=limit_ns / interval_ns,
         short_kernels=sum(kernel.calls for kernel in short_kernels),
         short_kernels_share=sum(kernel.share for kernel in short_kernels),
+        simulated=limits.simulated,
     )

@@ -268,6 +268,7 @@ class Limit:
     bytes_per_s: float  # rate of this profile
     limit_bytes_per_s: float  # rate that `cudakit bench` measured
     share: float  # the rate divided by the limit
+    simulated: bool = False  # whether the limit is that of a simulated device
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,7 @@ class LaunchLimit:
     share: float  # the limit divided by the interval
     short_kernels: int  # number of kernel runs whose kernel takes no longer than the limit (median)
     short_kernels_share: float  # share of short kernels in the summed time of all GPU work
+    simulated: bool = False  # whether the limit is that of a simulated device
 
 
 @dataclass(frozen=True, slots=True)

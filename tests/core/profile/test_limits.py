@@ -58,7 +58,10 @@ def test_report_says_that_rates_of_kernels_are_unknown() -> None:
     result = _compared(program, MeasuredLimits(launch_s=2e-6))
     text = console.render(report(result), width=120, color=False, ascii_only=True, height=100)
     text = " ".join(text.split())
-    assert "measured time per kernel launch" in text
+    assert "mean interval of kernel launches" in text
+    assert (
+        "Interval of launches: the measured time divided by the number of kernel launches." in text
+    )
     assert "launch of an empty kernel: 1 run, 0.2% of the GPU time." in text
     assert "Bytes and FLOPs of kernels are not recorded" in text
 
@@ -71,9 +74,9 @@ def test_limits_of_several_devices_name_the_device() -> None:
     compared = compare_limits(analyze(activities).result, MeasuredLimits(launch_s=2e-6))
     text = console.render(report(compared), width=100, color=False)
     names = [
-        line.split("measured time per")[0].strip()
+        line.split("mean interval of")[0].strip()
         for line in text.splitlines()
-        if "measured time per" in line
+        if "mean interval of" in line
     ]
     assert names == ["process 100 cuda:0", "process 200 cuda:0"]
 

@@ -28,7 +28,7 @@ _MIN_SHOWN_CHANGE = 0.01
 def report(diff: ProfileDiff, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     if not diff.devices:
-        return Document("Nothing to compare: a profile has no GPU work", ())
+        return Document(f"Nothing to compare: {_profiles_without_work(diff)} GPU work", ())
     device_sections = [
         (_device_name(device), tuple(_nodes(device, top))) for device in diff.devices
     ]
@@ -48,6 +48,15 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
         capitalized(f"{_simulated_prefix(diff)}{_title(diff.devices)}"),
         tuple(nodes),
     )
+
+
+def _profiles_without_work(diff: ProfileDiff) -> str:
+    """Return which of the profiles have no GPU work, as the beginning of a sentence."""
+    if diff.only_before:
+        return "the later profile has no"
+    if diff.only_after:
+        return "the earlier profile (BEFORE) has no"
+    return "neither profile has"
 
 
 def _simulated_prefix(diff: ProfileDiff) -> str:

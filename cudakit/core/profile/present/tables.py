@@ -13,6 +13,8 @@ from cudakit.core.profile.result import (
     Grid,
     HostWait,
     Kernel,
+    LaunchLimit,
+    Limit,
     Line,
     NamedRange,
     ProfileResult,
@@ -50,7 +52,7 @@ CAUSES = {
     "data_loading_ns": ("data loading", "the host prepared data before it copied them to the GPU"),
     "other_host_ns": (
         "other host work",
-        "the host made no CUDA calls for at least 1 ms at a time",
+        "gaps of at least 1 ms between CUDA calls of the host; a mean can be shorter",
     ),
     "dependency_ns": ("dependencies", "enqueued work waited for other streams or earlier work"),
     "unknown_ns": ("unknown", "the launch of the next work was not recorded"),
@@ -136,7 +138,7 @@ def _steps_sentence(steps: Steps) -> str:
         )
     definition = {
         "range": f"is an NVTX range '{steps.name}'",
-        "mark": f"ends with the mark '{steps.name}'",
+        "mark": "ends with a call of optimizer.step() of PyTorch",
         "repetition": "is a repetition of the same sequence of launches",
     }[steps.source]
     left_out_texts = []
@@ -298,7 +300,7 @@ def _stream_table(device: Device, top: int) -> Table:
 def limit_tables(
     result: ProfileResult, device_names: Mapping[tuple[int, int], str]
 ) -> Iterator[Node]:
-    """Yield the table of measured limits of this GPU, if the result has them.
+    """Yield the table of measured limits, if the result has them.
 
     ``device_names`` has the name of each device of the profile by PID and CUDA index. Each row of several
     devices begins with the name.
@@ -306,7 +308,7 @@ def limit_tables(
     rows: list[tuple[Value, ...]] = [
         (
             Text(device_names[limit.process, limit.device]),
-            Text(limit.name),
+            Text(f"{limit.name}{_simulated_suffix(limit)}"),
             Rate(limit.bytes_per_s, "B"),
             Rate(limit.limit_bytes_per_s, "B"),
             Ratio(limit.share),
@@ -316,7 +318,7 @@ def limit_tables(
     rows += [
         (
             Text(device_names[launch_limit.process, launch_limit.device]),
-            Text("measured time per kernel launch"),
+            Text(f"mean interval of kernel launches{_simulated_suffix(launch_limit)}"),
             Seconds(launch_limit.interval_ns / 1e9),
             Seconds(launch_limit.limit_interval_ns / 1e9),
             Ratio(launch_limit.share),
@@ -326,15 +328,19 @@ def limit_tables(
     if rows:
         columns = (
             Column("device", "text"),
-            Column("limit", "text"),
+            Column("work", "text"),
             Column("profile", "number"),
-            Column("measured limit", "number"),
+            Column("limit", "number"),
             Column("share", "bar"),
         )
         first_column = 0 if len(device_names) > 1 else 1
         shown_rows = tuple(row[first_column:] for row in rows)
         table = Table(columns[first_column:], shown_rows, _limit_caption(result))
-        yield Section("Limits of this GPU", (table,))
+        yield Section("Limits that cudakit bench measured", (table,))
+
+
+def _simulated_suffix(limit: Limit | LaunchLimit) -> str:
+    return " (limit of a simulated GPU)" if limit.simulated else ""
 
 
 def _limit_caption(result: ProfileResult) -> str:
@@ -344,6 +350,7 @@ def _limit_caption(result: ProfileResult) -> str:
         sentences.append("Share of rates: the profile divided by the limit.")
     if result.launch_limits:
         sentences.append(
+            "Interval of launches: the measured time divided by the number of kernel launches. "
             "Share of launches: the limit divided by the profile; at 100% the program launches as fast as "
             "possible."
         )
@@ -351,7 +358,7 @@ def _limit_caption(result: ProfileResult) -> str:
     if any(limit.share > 1 for limit in result.limits + result.launch_limits):
         sentences.append(
             "A share above 100% means that the limit does not fit: it was measured with other sizes, or on "
-            "another GPU."
+            "another or a simulated GPU."
         )
     if short_kernel_count:
         work_ns = {(device.process, device.device): device.work_ns for device in result.devices}
