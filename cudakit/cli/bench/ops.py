@@ -100,8 +100,8 @@ def ops(
 
     matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of about N elements.
     softmax has rows of about 10,000 elements, or one row if there are fewer. If torch is measured too, on
-    a real GPU at the default sizes, the report compares the times with the goals of this project: how many
-    times as fast as torch each operation should be.
+    a real GPU at the default sizes, the report shows how many
+    times as fast as torch cudakit is, and the target for each operation.
 
     \b
     cudakit bench ops
