@@ -227,7 +227,8 @@ def test_approximate_size_of_a_chosen_event_is_explained(cli: Cli) -> None:
     at_event, at_end = (
         " ".join(cli("memviz", OOM, "--at", at).stdout.split()) for at in ("3000", "end")
     )
-    assert "~362 MiB" in at_event and explanation in at_event
+    assert "~362 MiB" in at_event
+    assert explanation in at_event
     assert "~" not in at_end
 
 
