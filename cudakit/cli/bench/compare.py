@@ -45,8 +45,8 @@ def compare(
     BEFORE and AFTER are results of cudakit bench, written with -o FILE.json or --json. A case is slower or
     faster if the 95% confidence intervals of the two medians do not overlap, both in time and in clock
     cycles. The case is ambiguous if the times differ only because the SM clock did, if a time is missing, or
-    if the times are those of different numbers of transfers or copies. Runs on different GPU models or
-    drivers, or with different methods, are an error.
+    if a sample of gds or of copy --overlap has different numbers of transfers or copies in the two runs.
+    Runs on different GPU models or drivers, or with different methods, are an error.
 
     \b
     cudakit bench compare before.json after.json

@@ -210,7 +210,7 @@ EFFORT_OPTIONS = option_group(
         type=Seconds(),
         metavar="SEC",
         help="Spend about SEC seconds on all cases together. After twice that time no further case begins. "
-        "With --gpu sim, a case can take longer than its share, because simulated time limits its samples.",
+        "With --gpu sim, a case is limited in simulated seconds, which can take longer to compute.",
     ),
     option(
         "--warmup",

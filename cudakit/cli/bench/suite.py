@@ -41,8 +41,9 @@ _FLEET = option_group(
         type=FILE,
         metavar="DIR",
         default="",
-        help="Directory of the results, with a file per GPU: HOST/gpuN.json. With --ray, GPUs with a result "
-        "are not measured again; without, the report is made of the files.  "
+        help="Directory of the results, with a file per GPU: HOST/gpuN.json. With --ray, GPUs with a "
+        "complete result of the same suite (quick or full, simulated or not) are not measured again, and "
+        "other results are replaced; without, the report is made of the files.  "
         "[default: a new directory fleet-DATE-TIME]",
     ),
     option(

@@ -63,7 +63,8 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     type=name_list("cudakit.core.bench.spec:DIRECTIONS"),
     metavar="NAME,...",
     help="Directions: h2d and d2h (pinned host memory), both (h2d and d2h at the same time), pageable-h2d, "
-    "pageable-d2h, d2d (within the device), peer (to each other GPU), peer-both.  [default: all available]",
+    "pageable-d2h, d2d (within the device), peer (from the measured GPU to each other GPU), peer-both.  "
+    "[default: all available]",
 )
 @sizes_option("Bytes of each copy")
 @mode_option("host for pageable memory, else isolated")

@@ -174,7 +174,7 @@ def _caption(cases: Sequence[CaseResult]) -> str:
     caption_lines = [f"All cases: {common_axes_text}."] if common_axes_text else []
     if all(case.name == "gds" for case in cases):
         caption_lines.append(
-            f"Size: of one transfer. Time: of all transfers of a sample ({_transfer_counts(cases)})."
+            f"Size: of one transfer. Time: of all transfers of a sample{_transfer_counts(cases)}."
         )
     caption_lines.append("±: half the width of the 95% CI of the median time.")
     if rate_text := _explain_rate(cases):
@@ -202,9 +202,13 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 
 def _transfer_counts(cases: Sequence[CaseResult]) -> str:
-    """Return the number of transfers of a sample, or its range."""
-    counts = [round(case.bytes_moved) // int(case.axes["size_bytes"]) for case in cases]
-    return _text_range(f"{min(counts):,}", f"{max(counts):,}")
+    """Return the number of transfers of a sample or its range in parentheses; "" if nothing was measured."""
+    counts = [
+        round(case.bytes_moved) // int(case.axes["size_bytes"])
+        for case in cases
+        if not isinstance(case.median_s, Unavailable)
+    ]
+    return f" ({_text_range(f'{min(counts):,}', f'{max(counts):,}')})" if counts else ""
 
 
 def _explain_rate(cases: Sequence[CaseResult]) -> str:

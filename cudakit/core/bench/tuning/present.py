@@ -40,7 +40,8 @@ _COLUMNS = (
 _CAPTION = (
     "Gain: time saved by the fastest algorithm compared with the library's default. An "
     "algorithm replaces the default if the CI of the gain is above 0 and the gain is at least"
-    f" {MIN_GAIN:.0%}. Tried: the number of algorithms that were measured, of "
+    f" {MIN_GAIN:.0%}. Algorithm: the one to use, which is the default without such a"
+    " gain. Tried: the number of algorithms that were measured, of "
     "those that the library lists."
 )
 

@@ -56,13 +56,13 @@ def brief_sentences(result: WhatIfResult) -> tuple[Note, ...]:
 def _answers(device: DeviceWhatIf) -> Iterator[Note]:
     """Yield what the limit and the settings would have changed."""
     limit, baseline = device.limit, device.baseline
-    if limit is not None and limit.source == "given" and device.recorded.ooms:
-        if not baseline.ooms and baseline.shortage is None:
-            yield Note(
-                "ok",
-                f"With a memory limit of {format_bytes(limit.bytes)}, no request fails with the recorded"
-                " settings.",
-            )
+    has_failed = baseline.ooms > 0 or baseline.shortage is not None
+    if limit is not None and limit.source == "given" and device.recorded.ooms and not has_failed:
+        yield Note(
+            "ok",
+            f"With a memory limit of {format_bytes(limit.bytes)}, no request fails with the recorded"
+            " settings.",
+        )
     yield Note("info" if device.best is None else "ok", f"{device.headline}.")
     yield from _shortage_notes(device)
 

@@ -7,6 +7,7 @@ from core.bench.example_results import gemm, samples_near
 from cudakit.core.bench.present.cases import are_graph_operations, cases_table
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Seconds, Text
+from cudakit.units import Unavailable
 
 TIMES = {1: 2.0**-20, 8: 2.0**-18}
 
@@ -68,3 +69,12 @@ def test_cases_of_one_size_or_step_are_listed() -> None:
     assert not are_graph_operations([step("run", 1), step("launch", 1)])
     assert not are_graph_operations(step_of_all_sizes("run"))
     assert len(cases_table([step("run", 1), step("launch", 1)]).rows) == 2
+
+
+def test_transfer_counts_of_gds_leave_out_cases_without_a_time() -> None:
+    axes = {"size_bytes": 4, "direction": "read"}
+    measured = replace(gemm(), name="gds", axes=axes, operations=0, bytes_moved=256)
+    not_run = replace(measured, median_s=Unavailable("not run"), bytes_moved=0)
+
+    assert "transfers of a sample (64)." in cases_table([measured, not_run]).caption
+    assert "transfers of a sample." in cases_table([not_run]).caption
