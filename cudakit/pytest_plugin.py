@@ -31,7 +31,7 @@ _COUNT_NOUNS = {
     "launches": ("kernel launch", "kernel launches"),
     "copies": ("copy", "copies"),
     "fills": ("memset", "memsets"),
-    "gaps": ("event not analyzed", "events not analyzed"),
+    "gaps": ("operation not analyzed", "operations not analyzed"),
     "elsewhere": ("race outside the checked tests", "races outside the checked tests"),
 }
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 _ARCHITECTURE = re.compile(r"(?:sm_)?(\d{1,2})\.?(\d)")
 _HINT = "give the architectures: --arch sm_80 --arch sm_90"
+_UNUSABLE_PATCH = (
+    "the {} needs compute capability {}.{} or newer; without it, run --sanitize infers accesses from kernel"
+    " arguments"
+)
 
 
 @click.group(invoke_without_command=True, no_args_is_help=False)
@@ -101,7 +105,7 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     of expressions are not among them: they are compiled when the expression is first called.
 
     The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source
-    cannot be compiled, 3 if the cache cannot be written.
+    that the architecture can use cannot be compiled, 3 if the cache cannot be written.
 
     \b
     cudakit cache warm
@@ -212,9 +216,14 @@ def _compile_sources(
 ) -> Iterator[Warmed]:
     """Compile all sources for each capability."""
     from cudakit.core.cache import Warmed
+    from cudakit.gpu.capture.device_patch import OLDEST_CAPABILITY, PATCH_IMAGE_NAME
 
-    compile_functions = _compile_functions(compile_cache)
     for capability_index, capability in enumerate(capabilities):
+        compile_functions = _compile_functions(compile_cache)
+        unusable_sources: tuple[str, ...] = ()
+        if capability < OLDEST_CAPABILITY:
+            del compile_functions[PATCH_IMAGE_NAME]
+            unusable_sources = (_UNUSABLE_PATCH.format(PATCH_IMAGE_NAME, *OLDEST_CAPABILITY),)
         target = "sm_{}{}".format(*capability)
         failed_sources = defaultdict(list)  # names of sources, by reason of the failure
         for index, (name, compile_source) in enumerate(compile_functions.items()):
@@ -231,7 +240,7 @@ def _compile_sources(
             for reason, source_names in failed_sources.items()
         )
         compiled_count = len(compile_functions) - sum(map(len, failed_sources.values()))
-        yield Warmed(target, compiled_count, failures)
+        yield Warmed(target, compiled_count, failures, unusable_sources)
 
 
 def _compile_functions(

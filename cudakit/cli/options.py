@@ -439,5 +439,6 @@ gpu_option = option(
     default="auto",
     show_default=True,
     help="Use the real GPUs (auto, cuda) or simulated ones (sim, sim:MODEL). MODEL is a100-mig, h200 (the "
-    "model of plain sim), h200x2, jetson, t4x4-slow or wsl. Simulated results are labelled.",
+    "model of plain sim), h200x2, jetson, t4x4-slow (four GPUs, one with a low memory clock) or wsl. "
+    "Simulated results are labelled.",
 )

@@ -14,7 +14,9 @@ from cudakit.units import format_bytes, format_count
 class Image:
     """A compiled image in the cache."""
 
-    kernels: str  # names of the kernels, separated by commas
+    kernels: (
+        str  # names of the kernels, separated by commas; with the name of the source, "name: a, b"
+    )
     target: str  # architecture of the image, such as "sm_90"
     compiler: str  # compiler and its version, such as "NVRTC 13.0"
     size_bytes: int  # size of the file
@@ -36,6 +38,9 @@ class Warmed:
     target: str  # architecture, such as "sm_90"
     sources: int  # number of sources whose image is in the cache now
     failures: tuple[str, ...]  # sources that could not be compiled, with the reasons
+    unusable: tuple[
+        str, ...
+    ] = ()  # sources that this architecture cannot use, with the consequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,10 @@ def _title(result: CacheResult) -> str:
         return f"Deleted {_file_count_text(removed_images.files)}, {format_bytes(removed_images.size_bytes)}"
     if result.warmed:
         target_counts_text = ", ".join(
-            f"{warmed_target.sources} for {warmed_target.target}" for warmed_target in result.warmed
+            f"{_file_count_text(warmed_target.sources)} for {warmed_target.target}"
+            for warmed_target in result.warmed
         )
-        return f"Compiled kernels in the cache: {target_counts_text}"
+        return f"Compiled kernels in the cache: {target_counts_text} (one file per source)"
     return f"{_image_count_text(len(result.images))}, {format_bytes(result.size_bytes)}"
 
 
@@ -73,6 +79,9 @@ def _nodes(result: CacheResult) -> Iterator[Node]:
     for warmed_target in result.warmed:
         for failure in warmed_target.failures:
             yield Note("error", f"{warmed_target.target}: {failure}")
+        for unusable_source in warmed_target.unusable:
+            rest_text = "" if warmed_target.failures else "; everything else is compiled"
+            yield Note("info", f"{warmed_target.target}: {unusable_source}{rest_text}")
     limit_text = f"{_file_count_text(result.max_images)}, {format_bytes(result.max_bytes)}"
     yield Facts((("directory", Text(result.directory)), ("limit", Text(limit_text))))
     if result.unusable:
@@ -109,7 +118,10 @@ def _table(result: CacheResult) -> Table:
 
 
 def _shortened_kernels(kernels_text: str) -> str:
-    """Return the name of the first kernel and the number of further kernels."""
+    """Return the name of the source, or the name of the first kernel and the number of further kernels."""
+    source_name, has_source_name, _ = kernels_text.partition(": ")
+    if has_source_name:
+        return source_name
     first_kernel, *other_kernels = kernels_text.split(", ")
     return f"{first_kernel} and {len(other_kernels)} more" if other_kernels else first_kernel
 

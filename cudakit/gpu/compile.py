@@ -11,6 +11,8 @@ from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.compile_cache import CompileCache, Label, cache_key
 
 _KERNEL_PATTERN = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
+# The first line of a source whose kernels have the same names as those of another source.
+_SOURCE_NAME_PATTERN = re.compile(r"// source: (.+)\n")
 
 
 def compile_cuda(
@@ -35,8 +37,15 @@ def compile_cuda(
     if image is None:
         image = nvrtc.compile(source, image_kind, options)
         compiler = "NVRTC {}.{}".format(*nvrtc.version)
-        cache.keep(key, image, Label(", ".join(_KERNEL_PATTERN.findall(source)), target, compiler))
+        cache.keep(key, image, Label(_kernels_text(source), target, compiler))
     return image
+
+
+def _kernels_text(source: str) -> str:
+    """Return the names of the kernels, after the name of the source if its first line has one."""
+    kernel_names = ", ".join(_KERNEL_PATTERN.findall(source))
+    source_name = _SOURCE_NAME_PATTERN.match(source)
+    return f"{source_name[1]}: {kernel_names}" if source_name else kernel_names
 
 
 def choose_target(
@@ -133,7 +142,8 @@ def _load_nvrtc() -> Any:
             purpose="compiling kernels",
             requirement=_nvrtc_requirement(),
             problem="was not found by cuda.bindings",
-            where=" (cuda.bindings searches the site-packages of this Python)",
+            where=" (cuda.bindings searches the site-packages of this Python),"
+            " or set LD_LIBRARY_PATH to the directory of libnvrtc",
         ) from error
     return nvrtc
 

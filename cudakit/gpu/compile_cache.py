@@ -29,7 +29,9 @@ _TEMPORARY_PREFIX = "tmp"
 class Label:
     """The content of an image, for people who list the cache."""
 
-    kernels: str  # names of the kernels, separated by commas
+    kernels: (
+        str  # names of the kernels, separated by commas; with the name of the source, "name: a, b"
+    )
     target: str  # architecture of the image, such as "sm_90"
     compiler: str  # compiler and its version, such as "NVRTC 13.0"
 

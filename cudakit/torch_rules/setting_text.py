@@ -108,8 +108,13 @@ class _Cursor:
             name = self.word("a pair or ']'")
             self.separator(":")
             yield name, self.word("a value")
-            if self.current.text != "]":
-                self.separator(",")
+            if self.current.text not in (",", "]"):
+                raise self.current.error(
+                    f"expected ',' or ']' after {self._previous_token.shown}, found {self.current.shown}",
+                    hint="write a list as [NAME:VALUE,NAME:VALUE]",
+                )
+            if self.current.text == ",":
+                self.take()
         self.take()
 
     def word(self, expected: str) -> Token:

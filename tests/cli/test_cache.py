@@ -108,6 +108,30 @@ def test_warmed_cache_has_all_kernels_of_each_architecture(cli: Cli) -> None:
 
 
 @needs_nvrtc
+@pytest.mark.usefixtures("directory")
+def test_files_of_one_architecture_are_shown_with_different_names(cli: Cli) -> None:
+    warmed = cli("cache", "warm", "--arch", "sm_90", "-q", "--json")
+
+    names = [image["kernels"] for image in json.loads(warmed.stdout)["images"]]
+    assert len(names) == len(set(names))
+    assert "random in CUDA graphs " in " ".join(cli("cache", "show").stdout.split())
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("directory")
+def test_architecture_without_a_device_patch_is_warmed_without_it(cli: Cli) -> None:
+    done = cli("cache", "warm", "--arch", "sm_75")
+
+    report = " ".join(done.stdout.split())
+    assert done.exit_code == 0
+    assert report.startswith(
+        "Compiled kernels in the cache: 10 files for sm_75 (one file per source)"
+    )
+    assert "sm_75: the device patch of run --sanitize needs compute capability 8.0" in report
+    assert "infers accesses from kernel arguments; everything else is compiled" in report
+
+
+@needs_nvrtc
 def test_cache_that_cannot_be_written_is_an_unusable_environment(directory: Path, cli: Cli) -> None:
     directory.parent.mkdir(parents=True)
     directory.write_text("a file in place of the directory")

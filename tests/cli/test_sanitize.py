@@ -220,3 +220,44 @@ def test_damaged_baseline_ends_before_the_program_starts(cli: Cli) -> None:
     assert (ran.exit_code, read.exit_code) == (125, 2)
     assert "known.json is not a baseline of races: it has no schema" in ran.stderr
     assert not Path("started").exists()
+
+
+def _report_words(cli: Cli, log: Path | str, *arguments: str) -> str:
+    """Return the report on a log, without line breaks."""
+    return " ".join(cli("sanitize", log, *arguments).stdout.split())
+
+
+def test_race_of_a_graph_node_names_the_line_that_launched_the_graph(cli: Cli) -> None:
+    text = _report_words(cli, LAST_RELEASE / "cuda_python_graph_update_race.npz")
+
+    assert "after the launch of graph 1 (cuda_python_graph_update.py:33), which has" in text
+    assert "before the launch of graph 1 (cuda_python_graph_update.py:33) was enqueued" in text
+    assert "graph launched at cuda_python_graph_update.py:33 <module>" in text
+    assert "Not analyzed, so that races may be missing: a node of an executable graph" in text
+
+
+def test_strided_access_has_the_number_of_accessed_bytes(cli: Cli) -> None:
+    text = _report_words(cli, LAST_RELEASE / "cupy_columns_race.npz")
+
+    assert "writes 1.00 KiB of the 7.97 KiB at the start of the allocation" in text
+    assert "both access 4 B at offset 32 B of the allocation; a strided access may have" in text
+
+
+def test_certain_race_with_an_unknown_part_of_a_tensor_is_explained(cli: Cli) -> None:
+    text = _report_words(cli, LAST_RELEASE / "torch_matmul_result_race.npz")
+
+    assert "writes an unknown part of the 8.00 MiB at the start of the allocation" in text
+    assert "both access up to 8.00 MiB at the start of the allocation" in text
+    assert "certain: the earlier access is a store to an unknown part of the tensor, the" in text
+    assert "the later one is exact and covers all of it" in text
+
+
+def test_race_of_the_baseline_that_is_also_suppressed_did_occur(cli: Cli) -> None:
+    log = LAST_RELEASE / "cupy_legacy_stream_race.npz"
+    cli("sanitize", log, "--write-baseline", "races.json")
+
+    text = _report_words(cli, log, "--baseline", "races.json", "--suppress", "kernel:*add*")
+
+    assert "Not reported: 2 races of the baseline races.json" in text
+    assert "occurred" not in text
+    assert "did not occur" not in text

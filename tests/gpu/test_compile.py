@@ -65,4 +65,5 @@ def test_missing_nvrtc_hint_is_install_command() -> None:
         compile_cuda(SOURCE, (9, 0))
     assert "not installed" not in caught.value.message
     assert caught.value.hint.startswith("pip install 'nvidia-cuda-nvrtc")
-    assert caught.value.hint.endswith("(cuda.bindings searches the site-packages of this Python)")
+    assert "(cuda.bindings searches the site-packages of this Python)" in caught.value.hint
+    assert caught.value.hint.endswith("or set LD_LIBRARY_PATH to the directory of libnvrtc")

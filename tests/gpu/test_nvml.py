@@ -309,6 +309,26 @@ def test_mig_instances_follow_their_gpu_with_reasons_for_its_fields() -> None:
     assert gpu_facts.fields["serial"] == Unavailable("not supported by this device")
 
 
+def test_mig_instance_refers_to_its_gpu_only_for_values_that_the_gpu_has() -> None:
+    def one_instance(_: object) -> int:
+        return 1
+
+    lib = FakeNvml(
+        [gpu(nvmlDeviceGetMigMode=[1, 1], nvmlDeviceGetMaxMigDeviceCount=one_instance)],
+        instances={(0, 0): gpu(nvmlDeviceGetUUID="MIG-1")},
+    )
+    nvml = opened(lib)
+    reading = nvml.telemetry(nvml.view().devices[1])
+
+    assert isinstance(reading, Telemetry)
+    assert reading.fields["utilization_gpu_percent"] == Unavailable(
+        "utilization is not counted where MIG is on"
+    )
+    assert reading.fields["power_draw_w"] == Unavailable(
+        "not reported for a MIG instance: see its GPU"
+    )
+
+
 # --- activity --------------------------------------------------------------------------------------
 
 

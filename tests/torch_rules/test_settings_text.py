@@ -227,7 +227,7 @@ def test_error_points_at_divisions_that_pytorch_parses_differently(
         ("backend:native expandable_segments:True", 15, "there is space inside"),
         ("backend:native\texpandable_segments:True", 15, "there is space inside"),
         ("backend:native\xa0", 15, "there is space inside 'native\\xa0'"),
-        ("roundup_power2_divisions:[256:1", 32, "expected ',' after '1', found the end"),
+        ("roundup_power2_divisions:[256:1", 32, "expected ',' or ']' after '1', found the end"),
         ("roundup_power2_divisions:[256:1,", 33, "expected a pair or ']', found the end"),
         ("roundup_power2_divisions:[256:1]]", 33, "expected ',' after ']', found ']'"),
         ("roundup_power2_divisions:[256]", 30, "expected ':' after '256', found ']'"),
@@ -239,6 +239,13 @@ def test_error_marks_the_wrong_character(text: str, at: int, words: str) -> None
 
     assert message.startswith(f"{CUDA}, character {at}: ")
     assert words in message
+
+
+def test_hint_for_an_unfinished_list_is_the_form_of_a_list() -> None:
+    refused = refusal("roundup_power2_divisions:[256:1,512:2")
+
+    assert refused.message.endswith("expected ',' or ']' after '2', found the end")
+    assert refused.hint == "write a list as [NAME:VALUE,NAME:VALUE]"
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,9 @@ def ops(
     graph      the GPU time of one execution in a CUDA graph of many
 
     matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of about N elements.
-    softmax has rows of about 10,000 elements, or one row if there are fewer. If torch is measured too, the
-    report compares cudakit at the default sizes of a real GPU with its target speeds relative to torch.
+    softmax has rows of about 10,000 elements, or one row if there are fewer. If torch is measured too, on
+    a real GPU at the default sizes, the report shows how many
+    times as fast as torch cudakit is, and the target for each operation.
 
     \b
     cudakit bench ops

@@ -122,6 +122,7 @@ class Call:
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
     release: Release | None = None
     collective: CollectiveOperation | None = None  # the collective of the call, or None
+    launch_site: int = 0  # call stack of the graph launch; 0 outside of graphs
 
     def in_launch(self, launch: Call) -> Call:
         """Return the call that added a graph node as a part of a launch of the graph."""
@@ -134,6 +135,7 @@ class Call:
             context=context_call.context,
             device=context_call.device,
             site=self.site or launch.site,
+            launch_site=launch.site,
             program_call=launch.program_call,
             capturing_call=self.program_call,
             innermost_range=launch.innermost_range,
@@ -152,6 +154,7 @@ class MemoryAccess:
     hi: int
     mode: int  # value of an AccessMode
     precision: int  # value of a Precision
+    accessed_bytes: int = 0  # number of accessed bytes of a strided access; 0 for other accesses
 
 
 def are_equivalent(first_access: MemoryAccess | None, second_access: MemoryAccess | None) -> bool:

@@ -123,6 +123,8 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         ranges=tuple(_open_ranges(call, strings)),
         collective=call.collective,
         from_template=call.kind == EventKind.LAUNCH and call.template_id != 0,
+        accessed_bytes=access.accessed_bytes,
+        launch_site=call.launch_site,
     )
 
 

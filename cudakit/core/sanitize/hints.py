@@ -320,7 +320,11 @@ def _are_in_one_graph(current_side: Side, previous_side: Side) -> bool:
 def _enqueued_work(side: Side) -> str:
     """Return the name of the operation, or of the graph launch that contains the operation."""
     operation = operation_at(side)
-    return f"the launch of graph {side.graph}, which has {operation}," if side.graph else operation
+    return f"{_graph_launch(side)}, which has {operation}," if side.graph else operation
+
+
+def _graph_launch(side: Side) -> str:
+    return f"the launch of graph {side.graph}{_in_parentheses(call_site(side.launch_stack))}"
 
 
 _MAX_NAMED_STREAMS: Final = 6
@@ -353,7 +357,10 @@ def why_not_covered(
         short_stream_name(previous_side),
         short_stream_name(current_side),
     )
-    time_clause = f"before {operation_at(previous_side)} was enqueued"
+    earlier_operation = (
+        _graph_launch(previous_side) if previous_side.graph else operation_at(previous_side)
+    )
+    time_clause = f"before {earlier_operation} was enqueued"
     earlier_work = f"{earlier_stream_name}{_at_call_site(waited_at)}"
     match kind:
         case SyncKind.EVENT:
@@ -416,6 +423,10 @@ def _access_participle(kind: RaceKind, previous_side: Side) -> str:
     return (
         "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous_side.writes else "reading"
     )
+
+
+def _in_parentheses(call_site_text: str) -> str:
+    return f" ({call_site_text})" if call_site_text else ""
 
 
 def _at_call_site(call_site_text: str) -> str:

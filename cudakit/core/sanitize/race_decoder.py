@@ -125,6 +125,7 @@ class RaceDecoder:
     def side(self, operation: Operation) -> Side:
         """Return an operation as a side of a race."""
         stack = self.stacks(operation.site)
+        launch_stack = self.stacks(operation.launch_site) if operation.launch_site else ()
         has_kernel = operation.kind in (EventKind.LAUNCH, EventKind.COLLECTIVE)
         kernel = self.demangle(operation.name) if has_kernel else None
         return Side(
@@ -154,6 +155,9 @@ class RaceDecoder:
             ranges=operation.ranges,
             from_template=operation.from_template,
             collective=operation.collective,
+            accessed_bytes=operation.accessed_bytes,
+            launch_stack=launch_stack,
+            launch_site=call_site_index(launch_stack),
         )
 
     def _memory(self, allocation: Allocation | None) -> Memory | None:

@@ -95,6 +95,8 @@ class Operation:
     capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
     # Whether the accesses are those of a template: earlier launches of the same kernel had them.
     from_template: bool = False
+    accessed_bytes: int = 0  # number of accessed bytes of a strided access; 0 for other accesses
+    launch_site: int = 0  # call stack of the graph launch; 0 outside of graphs
 
 
 class SyncKind(StrEnum):

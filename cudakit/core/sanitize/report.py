@@ -258,15 +258,15 @@ class Report:
         return True
 
     def _add_new(self, race_key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
-        """Store a new race, the index of the suppression that covers it, or the same race of the baseline."""
+        """Store a race by the baseline that has it, by the suppression that covers it, or as a new race."""
+        if self._baseline and (known_race := self._baseline.find(found_race)):
+            self._known_races[race_key] = known_race
+            return
         for suppression_index, suppression in enumerate(self._suppressions):
             if suppression.covers(found_race.current, found_race.previous):
                 self._suppression_indices[race_key] = suppression_index
                 return
-        if self._baseline and (known_race := self._baseline.find(found_race)):
-            self._known_races[race_key] = known_race
-        else:
-            self._races[race_key] = _Occurrences.from_example(found_race, decoder)
+        self._races[race_key] = _Occurrences.from_example(found_race, decoder)
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)

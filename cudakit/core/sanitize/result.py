@@ -48,7 +48,7 @@ class Side:
     atomic: bool  # whether the operation accesses the bytes atomically
     known: Precision  # precision of the access: exact, merged, summary (of a tensor), assumed or uncertain
     address: int  # address of the first accessed byte
-    size_bytes: int  # size of the access; an upper bound unless it is exact
+    size_bytes: int  # size from the first to the last accessed byte; an upper bound unless exact
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
     node: int  # number of the graph node, from 1
     ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
@@ -56,6 +56,10 @@ class Side:
     from_template: bool = (
         False  # whether the accesses are known from earlier launches of the kernel
     )
+    # number of accessed bytes of a strided access, whose `size_bytes` has gaps; 0 for other accesses
+    accessed_bytes: int = 0
+    launch_stack: tuple[Frame, ...] = ()  # call stack that launched the graph; empty outside graphs
+    launch_site: int = 0  # index of the call site in `launch_stack`
 
     @property
     def operation_name(self) -> str:

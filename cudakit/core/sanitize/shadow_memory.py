@@ -246,6 +246,7 @@ class PythonShadow:
             for lo, hi in strided_range.row_ranges():
                 self._add_range(_part_of_access(access, lo, hi), clock)
             return
+        access.accessed_bytes = strided_range.row_count * strided_range.row_bytes
         for state in self._range_states.find_overlapping(strided_range.lo, strided_range.hi):
             if common_range := strided_range.overlap_with_bounds(state.lo, state.hi):
                 is_exact = not state.is_merged and all(

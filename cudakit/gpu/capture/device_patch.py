@@ -40,7 +40,7 @@ _COMPILER_OPTIONS = (
     "--device-as-default-execution-space",
 )
 # The oldest compute capability that both the Sanitizer API 13 and the warp functions of the patch support.
-_OLDEST_CAPABILITY = (8, 0)
+OLDEST_CAPABILITY = (8, 0)
 _INSTALL_PTXAS = "pip install 'nvidia-cuda-nvcc>={},<14'"
 
 
@@ -103,7 +103,7 @@ def _build_images(
     paths = SearchPaths.of_this_process()
     paths = replace(paths, packages=(*paths.packages, *files.packages))
     supported_capabilities = [
-        capability for capability in sorted(capabilities) if capability >= _OLDEST_CAPABILITY
+        capability for capability in sorted(capabilities) if capability >= OLDEST_CAPABILITY
     ] or sorted(capabilities)
     return {
         major * 10 + minor: build((major, minor), paths) for major, minor in supported_capabilities
@@ -132,7 +132,7 @@ def build_patch(
     if no ptxas can assemble the patch, MissingDependency without NVRTC, and CudaError with the compiler's log
     if the source does not compile.
     """
-    if capability < _OLDEST_CAPABILITY:
+    if capability < OLDEST_CAPABILITY:
         raise EnvironmentUnusable(
             "exact accesses need compute capability 8.0 or newer;"
             f" this device has {capability[0]}.{capability[1]}",

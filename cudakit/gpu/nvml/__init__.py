@@ -29,6 +29,8 @@ from cudakit.units import Unavailable
 
 _WSL_REASONS = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
 _NOT_FOR_MIG = "not reported for a MIG instance: see its GPU"
+# Neither a MIG instance nor its GPU has a utilization (nvml.h, nvmlDeviceGetUtilizationRates).
+_NO_MIG_UTILIZATION = Unavailable("utilization is not counted where MIG is on")
 _MIG_REASONS = {NOT_SUPPORTED: _NOT_FOR_MIG, INVALID_ARGUMENT: _NOT_FOR_MIG}
 
 
@@ -112,7 +114,15 @@ class Nvml:
             fields |= reader.read(OLD_MEMORY_READINGS, names)
         if reader.is_lost:
             return Unavailable("the GPU has fallen off the bus")
-        return Telemetry(time.time_ns(), fields)
+        return Telemetry(
+            time.time_ns(),
+            {
+                name: _NO_MIG_UTILIZATION
+                if name.startswith("utilization_") and value == Unavailable(_NOT_FOR_MIG)
+                else value
+                for name, value in fields.items()
+            },
+        )
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
         """Read the activity since the previous call, limited to ``names``."""

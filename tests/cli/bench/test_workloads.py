@@ -227,7 +227,7 @@ def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
     assert re.search(
         r"time alone of \d+ to \d+ copies and \d+( to \d+)? GEMMs, which take about the same", text
     )
-    assert "method all copies, all GEMMs or both once per sample" in text
+    assert "method each sample has all copies, all GEMMs, or both" in text
 
 
 def test_overlap_with_samples_keeps_its_own_time_limit(cli: Cli) -> None:

@@ -58,6 +58,15 @@ def test_same_column_races(new_scene: NewScene, count: int) -> None:
     assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.CERTAIN)
 
 
+def test_strided_access_has_its_number_of_bytes(new_scene: NewScene) -> None:
+    scene = new_scene()
+    scene.kernel(1, column(3))
+    (race,) = scene.kernel(2, column(3, READ))
+    assert race.current.accessed_bytes == race.previous.accessed_bytes == 4 * COUNT
+    (race,) = scene.write(3, X, size=32)
+    assert (race.current.accessed_bytes, race.previous.accessed_bytes) == (0, 4 * COUNT)
+
+
 @pytest.mark.parametrize("count", [4, COUNT])
 def test_column_races_with_range_containing_one_of_its_rows(
     new_scene: NewScene, count: int

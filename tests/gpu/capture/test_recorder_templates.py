@@ -723,7 +723,7 @@ for i in range(12):
     assert template_ids(events)[12:-12][-1] == 0
     result, text = coverage_texts(events)
     assert [race.kind.value for race in result.races] == ["write-after-write"]
-    assert "all events analyzed" in text
+    assert "all operations analyzed" in text
     assert "More than 128 streams had unfinished work at the same time" in text
 
 

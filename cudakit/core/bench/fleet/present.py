@@ -65,8 +65,8 @@ _FIGURE_COLUMNS = (
 )
 _FIGURE_CAPTION = (
     "Median and spread (median absolute deviation) of all. Slowest: its speed relative to the median of all "
-    'others; "-": none is slower. The figure of a host is the median of its GPUs. Links are those to the '
-    "host and between GPUs."
+    'others; "-": none is slower. The figure of a host is the median of its GPUs; for hosts with '
+    "one GPU, only launch and alloc are compared. Links are those to the host and between GPUs."
 )
 _HOST_COLUMNS = (
     Column("host", "text"),
@@ -107,7 +107,9 @@ def _title(result: FleetResult) -> str:
     gpu_count = sum(_measured_count(host) for host in result.hosts)
     prefix = "Simulated: " if result.simulated else ""
     suffix = "" if result.comparisons or result.findings else ", not compared"
-    counts_text = f"{_count(gpu_count, 'GPU')} on {_count(len(result.hosts), 'host')}"
+    gpu_text = _of_all(gpu_count, sum(host.facts.gpu_count for host in result.hosts), "GPU")
+    host_count = sum(1 for host in result.hosts if _measured_count(host))
+    counts_text = f"{gpu_text} on {_of_all(host_count, len(result.hosts), 'host')}"
     return f"{prefix}bench suite, {counts_text}{suffix}"
 
 
@@ -329,6 +331,11 @@ def _limit_speed(comparison: PeerComparison) -> Value:
 
 def _share(amount: float, median: float) -> Value:
     return Ratio(amount / median) if median else Unavailable("the median is 0")
+
+
+def _of_all(count: int, all_count: int, noun: str) -> str:
+    """Return a count, and the count of all if it differs: "7 of 8 GPUs", "2 GPUs"."""
+    return _count(count, noun) if count >= all_count else f"{count} of {_count(all_count, noun)}"
 
 
 def _count(count: int, noun: str) -> str:

@@ -32,7 +32,7 @@ _MODE_TEXTS = {
 _LAUNCH_TO_START = "launch-to-start"
 _LAUNCH_TO_START_TEXT = "host time until the host sees the first write of the kernel"
 _ALLOC_TEXT = "host time of one allocation and its free"
-_OVERLAP_TEXT = "all copies, all GEMMs or both once per sample, timed by CUDA events"
+_OVERLAP_TEXT = "each sample has all copies, all GEMMs, or both, timed by CUDA events"
 _CACHE_TEXTS = {
     "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",

@@ -221,14 +221,13 @@ _DOUBTS = (
     ),
     _Doubt(
         lambda case: _is_above_peak(case) and _is_link_bound(case) and case.environment.simulated,
-        f"More than {format_ratio(_MAX_SHARE - 1)} above the peak of the link, because simulated links have "
-        "the same rate on every GPU",
+        "Faster than the peak of the link, because simulated links have the same rate whatever the link",
     ),
     _Doubt(
         lambda case: (
             _is_above_peak(case) and _is_link_bound(case) and not case.environment.simulated
         ),
-        f"More than {format_ratio(_MAX_SHARE - 1)} above the peak of the link: the peak is wrong",
+        "Faster than the peak of the link: the peak is wrong",
     ),
     _Doubt(
         lambda case: _is_above_peak(case) and not _is_link_bound(case),

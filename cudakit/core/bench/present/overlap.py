@@ -106,7 +106,7 @@ def _table(overlaps: Sequence[CopyOverlap]) -> Table:
         Column("GEMM slowdown", "number"),
         Column("copy rate", "number", is_optional=True),
         Column("GEMM rate", "number", is_optional=True),
-        Column("copies : GEMMs", "number", is_optional=True),
+        Column("copies/GEMMs", "number", is_optional=True),
     )
     rows = tuple(
         (
@@ -120,7 +120,7 @@ def _table(overlaps: Sequence[CopyOverlap]) -> Table:
             _slowdown(overlap.gemm_slowdown),
             cell(lambda rate: Rate(rate, "B"), overlap.copy_bytes_per_s),
             cell(lambda rate: Rate(rate, "FLOP"), overlap.gemm_flop_per_s),
-            Text(f"{overlap.copies} : {overlap.gemms}" if overlap.copies else "-"),
+            Text(f"{overlap.copies}/{overlap.gemms}" if overlap.copies else "-"),
         )
         for overlap in overlaps
     )

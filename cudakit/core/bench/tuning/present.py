@@ -35,12 +35,12 @@ _COLUMNS = (
     Column(f"{1 - 2 * FALSE_POSITIVE_RATE:.0%} CI", "number"),
     Column("verdict", "text"),
     Column("algorithm", "text", is_optional=True),
-    Column("algorithms", "number", is_optional=True),
+    Column("tried", "number", is_optional=True),
 )
 _CAPTION = (
     "Gain: time saved by the fastest algorithm compared with the library's default. An "
     "algorithm replaces the default if the CI of the gain is above 0 and the gain is at least"
-    f" {MIN_GAIN:.0%}. Algorithms: the number of algorithms that were measured, of "
+    f" {MIN_GAIN:.0%}. Tried: the number of algorithms that were measured, of "
     "those that the library lists."
 )
 

@@ -171,7 +171,7 @@ def nccl(context: RunContext) -> Finding:
         name: variable_value
         for name, variable_value in sorted(settings.items())
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
-        if name.startswith("NCCL_") and name != "NCCL_VERSION"
+        if name.startswith("NCCL_") and name != "NCCL_VERSION" and not _nearest_variable(name)
     }
     finding = ok_finding(
         f"no setting of NCCL gets a warning; set: {', '.join(nccl_settings)}", nccl_settings
@@ -223,7 +223,7 @@ def math_libraries(context: RunContext) -> Finding:
     math_settings = {
         name: context.variables[name]
         for name in sorted(context.variables)
-        if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
+        if (name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name) and not _nearest_variable(name)
     }
     finding_if_ok = ok_finding(
         f"no setting slows down cuBLAS or cuDNN; set: {', '.join(math_settings)}", math_settings

@@ -144,7 +144,8 @@ def xids(context: RunContext) -> Finding:
     Xids 13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
     NVLink, 79 a GPU that has fallen off the bus, 119 and 120 the GPU's system processor. The log starts at
     boot or at the oldest message in its buffer; on most systems reading it needs privilege.
-    `cudakit explain NUMBER` explains each Xid. Source: https://docs.nvidia.com/deploy/xid-errors/
+    `cudakit explain NUMBER` explains the common Xids. Source, with all Xids:
+    https://docs.nvidia.com/deploy/xid-errors/
     """
     log_lines = require_fact(context.driver.kernel_log)
     matches = (_XID_PATTERN.search(line) for line in log_lines if "Xid" in line)

@@ -155,10 +155,22 @@ PyObject *access_object(struct access *access, PyObject *type)
 {
     PyObject *call = access->object ? NULL : operation_call(access->operation);
     if (call)
-        access->object = PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
-                                               call, (unsigned long long)access->lo,
-                                               (unsigned long long)access->hi, access->mode, access->precision);
+        access->object =
+            PyObject_CallFunction(type, "IKOKKBBK", access->slot, (unsigned long long)access->tick, call,
+                                  (unsigned long long)access->lo, (unsigned long long)access->hi, access->mode,
+                                  access->precision, (unsigned long long)access->accessed_bytes);
     return access->object;
+}
+
+int access_set_accessed_bytes(struct access *access, uint64_t accessed_bytes)
+{
+    access->accessed_bytes = accessed_bytes;
+    if (!access->object)
+        return 0;
+    PyObject *number = PyLong_FromUnsignedLongLong(accessed_bytes);
+    int result = number ? PyObject_SetAttrString(access->object, "accessed_bytes", number) : -1;
+    Py_XDECREF(number);
+    return result;
 }
 
 bool accesses_are_equivalent(const struct access *first, const struct access *second)

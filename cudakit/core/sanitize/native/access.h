@@ -62,6 +62,7 @@ struct access {
     uint32_t slot;
     uint64_t tick;
     uint64_t lo, hi;
+    uint64_t accessed_bytes; /* number of accessed bytes of a strided access; 0 for other accesses */
     struct operation *operation;
     PyObject *object; /* the MemoryAccess that Python code got for this access; NULL if it got none */
     uint8_t mode;
@@ -82,6 +83,9 @@ static inline struct access *access_share(struct access *access)
 /* Return the MemoryAccess for an access, always the same object, as a borrowed reference; NULL with an exception.
  * `type` is clocks.MemoryAccess. */
 PyObject *access_object(struct access *access, PyObject *type);
+
+/* Set the number of accessed bytes of a strided access. Return -1 with an exception on errors. */
+int access_set_accessed_bytes(struct access *access, uint64_t accessed_bytes);
 
 /* Return whether an access happens before the operation that has the clock. */
 static inline bool access_is_ordered(const struct access *access, const struct clock *clock)

@@ -433,6 +433,8 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
 {
     if (strided_range->count <= MAX_SEPARATE_ROWS)
         return add_rows(shadow, access, strided_range);
+    if (access_set_accessed_bytes(access, strided_range->count * strided_range->width))
+        return -1;
     if (check_strided_with_ranges(shadow, access, strided_range))
         return -1;
     struct range common_range;

@@ -62,12 +62,14 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
         ("graph launch", coverage.graph_launches),
         ("collective", coverage.collectives),
     )
+    if coverage.collectives and coverage.graph_launches:
+        work_counts[-1] += " (a collective in a graph counts once)"
     process_count = len(result.processes)
     processes_text = f" in {process_count:,} processes" if process_count > 1 else ""
     analyzed_text = (
-        f"{_count_with_noun('event', gap_count)} not analyzed"
+        f"{_count_with_noun('operation', gap_count)} not analyzed"
         if gap_count
-        else "all events analyzed"
+        else "all operations analyzed"
     )
     yield Note(
         "info", f"Recorded {_join_words(work_counts) or 'no work'}{processes_text}; {analyzed_text}"
@@ -84,7 +86,7 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
     access_counts_text = ", ".join(
         f"{format_count(launch_count)} {precision_text}"
         for precision_text, launch_count in (
-            ("exact", coverage.launches_exact - coverage.launches_whole_tensor),
+            (_exact_text(coverage), coverage.launches_exact - coverage.launches_whole_tensor),
             (_WHOLE_TENSOR_TEXT, coverage.launches_whole_tensor),
             ("assumed from pointer arguments", coverage.launches_assumed),
             ("unknown", coverage.launches_unknown),
@@ -101,6 +103,14 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
         yield Note("info", f"Recording used up to {memory_text} of device memory")
+
+
+def _exact_text(coverage: Coverage) -> str:
+    return (
+        "exact (recorded, or taken from an earlier launch)"
+        if coverage.launches_from_template
+        else "exact"
+    )
 
 
 def _template_text(coverage: Coverage) -> str:
@@ -131,17 +141,17 @@ def _call_site_notes(coverage: Coverage) -> Iterator[Note]:
 
 
 def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
-    """Yield one note on all events that were not analyzed, the first kinds by name."""
+    """Yield one note on all operations that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
     gap_texts = [
-        f"{event_text} ({_count_with_noun('event', event_count)})"
-        for event_text, event_count in gaps[:_MAX_LISTED_GAPS]
+        f"{gap_text} ({_count_with_noun('operation', gap_count)})"
+        for gap_text, gap_count in gaps[:_MAX_LISTED_GAPS]
     ]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
-        events_text = _count_with_noun("event", sum(event_count for _, event_count in other_gaps))
-        gap_texts.append(f"{_count_with_noun('other kind', len(other_gaps))} ({events_text})")
+        operations_text = _count_with_noun("operation", sum(count for _, count in other_gaps))
+        gap_texts.append(f"{_count_with_noun('other kind', len(other_gaps))} ({operations_text})")
     if gap_texts:
-        yield Note("warn", f"Not analyzed: {_join_words(gap_texts)}")
+        yield Note("warn", f"Not analyzed, so that races may be missing: {_join_words(gap_texts)}")
 
 
 def _suppression_notes(result: SanitizeResult) -> Iterator[Note]:

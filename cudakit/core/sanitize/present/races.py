@@ -41,7 +41,7 @@ _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a bl
 _PRECISION_TEXTS: Final = {
     Precision.EXACT: "exact",
     Precision.MERGED: "merged ranges, because there were too many exact ranges",
-    Precision.SUMMARY: "a store to some part of the tensor",
+    Precision.SUMMARY: "a store to an unknown part of the tensor",
     Precision.ASSUMED: "assumed from a pointer argument",
     Precision.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
@@ -75,6 +75,10 @@ def describe_access(side: Side, memory: Memory | None) -> str:
     if side.known >= Precision.ASSUMED:
         return f"receives a pointer to {location}; may {' and '.join(verbs)} up to {size_text} from there"
     adverb = " atomically" if side.atomic else ""
+    if side.known is Precision.SUMMARY:
+        size_text = f"an unknown part of the {size_text}"
+    elif side.accessed_bytes:
+        size_text = f"{format_bytes(side.accessed_bytes)} of the {size_text}"
     return f"{' and '.join(f'{verb}s' for verb in verbs)} {size_text} at {location}{adverb}"
 
 
@@ -82,10 +86,18 @@ def describe_precision(race: FoundRace) -> str:
     """Return the precision of both accesses."""
     if race.previous.known is race.current.known is Precision.EXACT:
         return "both accesses are exact"
-    return (
+    precision_text = (
         f"the earlier access is {_PRECISION_TEXTS[race.previous.known]}, "
         f"the later one is {_PRECISION_TEXTS[race.current.known]}"
     )
+    if race.confidence is Confidence.CERTAIN:
+        precision_text += " and covers all of it"
+        if race.current.known is not Precision.EXACT:
+            precision_text = (
+                f"the later access is {_PRECISION_TEXTS[race.current.known]}, "
+                f"the earlier one is {_PRECISION_TEXTS[race.previous.known]} and covers all of it"
+            )
+    return precision_text
 
 
 def describe_memory(memory: Memory) -> str:
@@ -202,13 +214,15 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
         # A race inside a library is shown with the frames of the library.
         innermost_index = int(is_backward(side.stack))
         yield "called at", Stack(side.stack, innermost_index) if race.library else _stack(side)
+        if side.graph and side.launch_stack:
+            yield "graph launched at", Stack(side.launch_stack, side.launch_site)
     yield "both access", Text(_bytes_text(race))
     if race.count > 1:
         yield (
             "found",
             Text(
                 f"{format_count(race.count)} times, of which this is one: two operations count once for each "
-                "separate range of bytes that both access"
+                "separate range of bytes that both access, and a strided access counts as one range"
             ),
         )
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
@@ -256,8 +270,17 @@ def _bytes_text(race: FoundRace) -> str:
         if race.approximate
         else ""
     )
+    sides = (race.current, race.previous)
+    size_text = format_bytes(race.size_bytes)
+    if any(side.known is Precision.SUMMARY for side in sides):
+        size_text = f"up to {size_text}"
+    if strided_sizes := [side.accessed_bytes for side in sides if side.accessed_bytes]:
+        if race.size_bytes > min(strided_sizes):
+            size_text = f"up to {format_bytes(min(strided_sizes))} of the {size_text}"
+        else:
+            caveat += "; a strided access may have more common bytes behind these"
     location = describe_place(race.address, race.memory)
-    return f"{format_bytes(race.size_bytes)} at {location}{caveat}"
+    return f"{size_text} at {location}{caveat}"
 
 
 def _memory_facts(race: FoundRace) -> Iterator[tuple[str, Value]]:

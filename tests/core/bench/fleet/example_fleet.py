@@ -16,6 +16,7 @@ from cudakit.core.bench.summarize import case_result
 from cudakit.units import Unavailable
 
 COPY_BYTES = 512 << 20
+_ADDRESSES = {"node-a": "10.0.0.1", "node-b": "10.0.0.2"}
 VERSIONS = {"cudakit": "0.1.0", "ray": "2.60.0", "python": "3.11.7"}
 
 
@@ -76,7 +77,14 @@ def fleet_host(
         for second in range(first + 1, gpu_count)
     )
     return FleetHost(
-        HostFacts(name, "10.0.0.1", gpu_count, VERSIONS, links=links, gpu_uuids=uuids),
+        HostFacts(
+            name,
+            _ADDRESSES.get(name, "10.0.0.9"),
+            gpu_count,
+            VERSIONS,
+            links=links,
+            gpu_uuids=uuids,
+        ),
         tuple(
             fleet_gpu(i, *gpu_cases(i, host=name, gpu_count=gpu_count, **(gpus or {}).get(i, {})))
             for i in range(gpu_count)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
 from cudakit.core.bench.health import SkippedBench, SuiteResult, assess_health
+from cudakit.core.bench.method import Method
 from cudakit.core.bench.present.health import present_health
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
@@ -31,12 +33,11 @@ def headline(suite_result: SuiteResult) -> Note:
 
 def test_health_check_on_terminal(golden: Golden) -> None:
     capped = machine(power_limit_w=400.0, other_processes=1)
+    wrong = gemm(rate=6e14, verification=FAILED_VERIFICATION, environment=capped)
     suite_result = suite(
-        gemm(),
-        launch(),
+        launch(method=Method("call", "hot"), environment=capped),
         gemm(rate=5e14, environment=capped),
-        gemm(4096, rate=6e14, verification=FAILED_VERIFICATION),
-        left_out=[GEMM_NOT_RUN],
+        replace(wrong, axes=wrong.axes | {"dtype": "fp16"}),
     )
 
     golden(

@@ -256,6 +256,24 @@ def test_nccl_version_is_no_setting(machine: Machine) -> None:
     assert finding.summary == "NCCL has its default settings"
 
 
+@pytest.mark.parametrize(
+    ("name", "misspelled", "correct"),
+    [
+        ("CK022", "NCCL_DEBG", "NCCL_SOCKET_IFNAME"),
+        ("CK023", "CUDNN_LOGLEVEL_DGB", "CUDNN_LOGDEST_DBG"),
+    ],
+)
+def test_misspelled_variable_is_no_setting_of_its_library(
+    machine: Machine, name: str, misspelled: str, correct: str
+) -> None:
+    alone = run_check(name, machine(variables={misspelled: "1"}))
+    both = run_check(name, machine(variables={misspelled: "1", correct: "1"}))
+
+    assert (alone.status, alone.evidence) == (OK, {})
+    assert both.summary.endswith(f"; set: {correct}")
+    assert run_check("CK024", machine(variables={misspelled: "1"})).status is WARN
+
+
 def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/etc/nccl.conf": "# for tests\n#NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n"})
 
