@@ -84,7 +84,8 @@ _RESULT_OPTIONS = option_group(
         "--all",
         "show_all",
         is_flag=True,
-        help="Show all checks, not only the problems, and the environment variables that are set.",
+        help="Show all checks, not only the problems, and the environment variables that are set and known "
+        "to cudakit.",
     ),
     option(
         "--report",

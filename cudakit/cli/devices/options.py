@@ -127,7 +127,8 @@ _VIEW_OPTIONS = option_group(
         "-l",
         "--long",
         is_flag=True,
-        help="Show every field of each device: architecture, compute capability, limits, health.",
+        help="Show every field of each device except activity: architecture, compute capability, limits, "
+        "health.",
     ),
     option(
         "-p",

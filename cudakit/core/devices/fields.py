@@ -22,7 +22,11 @@ class FieldsList:
 
 _IDENTITY_FIELDS = (
     ("cuda_index", "the driver", "CUDA index"),
-    ("nvml_index", "nvmlDeviceGetIndex", "NVML index, as in nvidia-smi"),
+    (
+        "nvml_index",
+        "nvmlDeviceGetIndex",
+        "NVML index, as in nvidia-smi; for a MIG instance its number on the GPU",
+    ),
     ("uuid", "nvmlDeviceGetUUID, cuDeviceGetUuid", "UUID, the same in every library"),
     ("pci_bus_id", "nvmlDeviceGetPciInfo, cuDeviceGetPCIBusId", "PCI address"),
     ("notes", "cudakit", "Unusual states: hidden, throttled, memory errors"),

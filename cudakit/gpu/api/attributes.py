@@ -126,9 +126,9 @@ _TABLE = """
 114 timeline_semaphore_interop_supported bool Whether timeline semaphores of other APIs work
 115 memory_pools_supported bool Whether stream-ordered allocation works
 116 gpu_direct_rdma_supported bool Whether GPUDirect RDMA works
-117 gpu_direct_rdma_flush_writes_options mask Ways to flush GPUDirect RDMA writes
+117 gpu_direct_rdma_flush_writes_options mask Supported ways to flush GPUDirect RDMA writes
 118 gpu_direct_rdma_writes_ordering - Scope of RDMA writes without a flush: 0 none, 100 GPU, 200 all
-119 mempool_supported_handle_types mask Handle types for sharing memory pools
+119 mempool_supported_handle_types mask Supported handle types for sharing memory pools
 120 cluster_launch bool Whether clusters can be launched
 121 deferred_mapping_cuda_array_supported bool Whether arrays can be mapped late
 122 can_use_64_bit_stream_mem_ops bool Whether 64-bit stream memory operations work
@@ -172,6 +172,20 @@ _TABLE = """
 160 tensor_map_large_tensor_min_size_bytes bytes Minimum tensor that counts as large to a tensor map
 161 gpu_direct_rdma_with_localized_memory_supported bool Whether GPUDirect RDMA works with localized memory
 """
+
+
+# The names of the bits of each bit mask, from bit 0 on.
+BIT_NAMES = {
+    "gpu_direct_rdma_flush_writes_options": ("host call", "stream memory operation"),
+    "mempool_supported_handle_types": (
+        "POSIX file descriptor",
+        "Win32",
+        "Win32 KMT",
+        "fabric",
+    ),
+    "mem_decompress_algorithm_mask": ("Deflate", "Snappy", "LZ4"),
+    "logical_endpoint_supported_handle_types": ("fabric",),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,19 @@ def test_nvml_index_field_names_the_gpu_of_a_mig_instance(cli: Cli) -> None:
     assert [line.strip() for line in run.stdout.splitlines()[-3:]] == ["0", "0/0", "0/1"]
 
 
+def test_long_report_names_the_gpu_of_a_mig_instance(cli: Cli) -> None:
+    lines = cli("devices", "--gpu", "sim:a100-mig", "--long").stdout.splitlines()
+
+    assert [line.split()[1] for line in lines if "nvml_index" in line] == ["0", "0/0", "0/1"]
+
+
+def test_list_of_fields_explains_activity_and_bit_masks(cli: Cli) -> None:
+    text = " ".join(cli("devices", "--list-fields").stdout.split())
+
+    assert "only --watch and --fields show these fields. graphics_activity_percent" in text
+    assert "bits: 1 POSIX file descriptor, 2 Win32, 4 Win32 KMT, 8 fabric" in text
+
+
 def test_long_report_lists_every_field(cli: Cli, golden: Golden) -> None:
     golden("devices-long.txt", cli("devices", "--gpu", "sim", "--long").stdout)
 

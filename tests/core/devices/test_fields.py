@@ -4,7 +4,7 @@ import pytest
 
 from cudakit.core.devices.fields import field_registry, fields_by_name
 from cudakit.errors import UsageError
-from cudakit.gpu.api.attributes import attributes
+from cudakit.gpu.api.attributes import BIT_NAMES, attributes
 from cudakit.gpu.api.fields import FieldInfo
 from cudakit.gpu.nvml.activity import METRICS
 from cudakit.gpu.nvml.reader import FieldValue
@@ -75,6 +75,10 @@ def test_attributes_cover_those_of_cuda() -> None:
 
     assert numbers == sorted(set(numbers))
     assert len(numbers) > 150
+
+
+def test_every_bit_mask_has_names_for_its_bits() -> None:
+    assert {each.name for each in attributes() if each.unit == "mask"} == BIT_NAMES.keys()
 
 
 def test_attribute_numbers_are_those_of_driver() -> None:

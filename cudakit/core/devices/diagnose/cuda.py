@@ -96,7 +96,7 @@ def visible_devices(context: RunContext) -> Finding:
         context.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
     )
     if visible_devices_value is None:
-        return ok_finding(f"{VARIABLE} is not set: every device is visible")
+        return ok_finding(f"{VARIABLE} is not set, so it hides no device")
     if isinstance(cuda, Unavailable) or not cuda.order:
         raise NotCheckable(f"CUDA sees no device, whatever the value of {VARIABLE} (CK005)")
     visibility_of_value = visibility(visible_devices_value, cuda.order)
@@ -178,7 +178,7 @@ def context_step(context: RunContext) -> Finding:
     Creating a context fails, although cuInit succeeded, if another process uses the device in exclusive
     mode (CUDA error 46), if no memory is free (CUDA error 2), or if the device is broken.
     """
-    return _check_step(context, "context", "a CUDA context can be created")
+    return _check_step(context, "context", "a CUDA context can be created on {gpus}")
 
 
 def compile_step(context: RunContext) -> Finding:
@@ -187,7 +187,7 @@ def compile_step(context: RunContext) -> Finding:
     The check searches Python packages and the CUDA toolkit for NVRTC. NVRTC must support the GPU's compute
     capability (CK010).
     """
-    return _check_step(context, "compile", "NVRTC compiles for this GPU")
+    return _check_step(context, "compile", "NVRTC compiles for {gpus}")
 
 
 def kernel_step(context: RunContext) -> Finding:
@@ -195,7 +195,7 @@ def kernel_step(context: RunContext) -> Finding:
 
     A wrong value without an error indicates defective hardware (silent data corruption).
     """
-    return _check_step(context, "kernel", "a kernel computes correct results")
+    return _check_step(context, "kernel", "a kernel computes correct results on {gpus}")
 
 
 def copy_step(context: RunContext) -> Finding:
@@ -203,11 +203,11 @@ def copy_step(context: RunContext) -> Finding:
 
     The check copies from pinned host memory, over PCIe or NVLink-C2C, and within the device.
     """
-    return _check_step(context, "copy", "copies to the GPU and back are correct")
+    return _check_step(context, "copy", "copies to {gpus} and back are correct")
 
 
 def _check_step(context: RunContext, step_name: str, success: str) -> Finding:
-    """Return the finding of one step of the self-test."""
+    """Return the finding of one step of the self-test; ``success`` has ``{gpus}`` for the tested GPUs."""
     require_driver(context)
     steps = require_fact(context.self_test)
     self_test_step = next(
@@ -218,5 +218,7 @@ def _check_step(context: RunContext, step_name: str, success: str) -> Finding:
     if self_test_step.error:
         hints = filter(None, [self_test_step.hint])
         return fail_finding(self_test_step.error, self_test_step.details, *hints)
+    gpu_names = list(self_test_step.details)
+    gpus = gpu_names[0] if len(gpu_names) == 1 else f"each of the {len(gpu_names)} GPUs"
     details = ", ".join(dict.fromkeys(self_test_step.details.values()))
-    return ok_finding(f"{success} ({details})" if details else success, self_test_step.details)
+    return ok_finding(f"{success.format(gpus=gpus)} ({details})", self_test_step.details)

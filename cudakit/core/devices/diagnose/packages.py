@@ -88,8 +88,16 @@ def driver_version(context: RunContext) -> Finding:
     evidence |= {
         requirement.name: f"CUDA {cuda_text(requirement.cuda)}" for requirement in requirements
     }
+    is_newer_minor = any(
+        (requirement.cuda[1] or 0) > supported_cuda[1]
+        for requirement in requirements
+        if requirement.cuda[0] == supported_cuda[0]
+    )
+    reason = (
+        f": minor versions of CUDA {supported_cuda[0]} are compatible" if is_newer_minor else ""
+    )
     summary_if_ok = (
-        f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages"
+        f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages{reason}"
         if requirements
         else f"the driver supports CUDA {cuda_text(supported_cuda)}; no installed package needs CUDA"
     )

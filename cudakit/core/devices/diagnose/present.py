@@ -226,7 +226,10 @@ def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
             )
             for variable in variables
         )
-        caption = "cudakit explain VARIABLE shows the effect and its source."
+        caption = (
+            "Only variables that cudakit knows are listed. cudakit explain VARIABLE shows the effect and its "
+            "source."
+        )
         yield Section("Environment variables that are set", (Table(columns, table_rows, caption),))
 
 

@@ -78,10 +78,15 @@ def overview_table(devices: Sequence[Device], *, with_activity: bool = False) ->
         *_POWER_COLUMNS,
         _CLOCK_COLUMN if with_activity else _CAPABILITY_COLUMN,
     ]
+    captions = []
+    if any(device.parent is not None for device in devices):
+        captions.append("NVML 0/1 is MIG instance 1 of GPU 0.")
+    if with_activity and any(map(shows_utilization, devices)):
+        captions.append(_NO_SM_ACTIVITY)
     return Table(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell_of(device) for _, cell_of in columns) for device in devices),
-        caption=_NO_SM_ACTIVITY if with_activity and any(map(shows_utilization, devices)) else "",
+        caption=" ".join(captions),
         faint_rows=frozenset(
             row_index for row_index, device in enumerate(devices) if device.hidden
         ),

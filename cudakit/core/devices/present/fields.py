@@ -23,6 +23,7 @@ from cudakit.document import (
     Text,
     Value,
 )
+from cudakit.gpu.api.attributes import BIT_NAMES
 from cudakit.gpu.api.facts import Field, Scalar
 from cudakit.gpu.api.fields import FieldInfo
 from cudakit.units import Unavailable, capitalized
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_ACTIVITY_NOTE = Note(
+    "info", "Measured between two reads: only --watch and --fields show these fields."
+)
 _SECONDS_PER_UNIT = {"ns": 1e-9, "us": 1e-6}
 
 
@@ -46,6 +50,8 @@ def field_value(field: Field, field_info: FieldInfo) -> Value:
             return Text("yes" if field else "no")
         case str():
             return Text(field or "none")
+    if field_info.name in BIT_NAMES:
+        return Text(_bits_text(int(field), BIT_NAMES[field_info.name]))
     if field_info.unit == "bytes":
         return Bytes(int(field))
     if field_info.unit in _SECONDS_PER_UNIT:
@@ -55,6 +61,12 @@ def field_value(field: Field, field_info: FieldInfo) -> Value:
     if field_info.unit or isinstance(field, float):
         return Text(_with_unit(field, field_info))
     return Count(field)
+
+
+def _bits_text(mask: int, names: Sequence[str]) -> str:
+    """Return the names of the bits that are set; a bit without a name is shown as its number."""
+    set_bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    return ", ".join(names[bit] if bit < len(names) else f"bit {bit}" for bit in set_bits) or "none"
 
 
 def _with_unit(value: Scalar, field_info: FieldInfo) -> str:
@@ -132,14 +144,26 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
     rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for field in fields:
         unit = f", in {field.unit}" if field.unit not in ("", "bool") else ""
-        meaning = Text(f"{field.description}{unit} ({field.source})")
+        meaning = Text(f"{field.description}{unit}{_bits_of_mask(field)} ({field.source})")
         rows_by_group.setdefault(field.group, []).append((field.name, meaning))
     sections = (
-        Section(capitalized(group_name), (Facts(tuple(field_rows)),))
+        Section(
+            capitalized(group_name),
+            (
+                *([_ACTIVITY_NOTE] if group_name == "activity" else []),
+                Facts(tuple(field_rows)),
+            ),
+        )
         for group_name, field_rows in rows_by_group.items()
     )
     source_note = Note("info", "The last parentheses contain the source of the value.")
     return Document("Fields of a device", (source_note, *sections))
+
+
+def _bits_of_mask(field_info: FieldInfo) -> str:
+    names = BIT_NAMES.get(field_info.name, ())
+    bits_text = ", ".join(f"{1 << bit} {name}" for bit, name in enumerate(names))
+    return f"; bits: {bits_text}" if bits_text else ""
 
 
 def _is_number(field_info: FieldInfo) -> bool:
@@ -197,15 +221,22 @@ def property_sections(device: Device) -> Section:
     rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for name, field in field_registry().items():
         if field.kind == "identity" or name in device.fields:
-            rows_by_group.setdefault(field.group, []).append(
-                (name, field_value(device.field(name), field))
-            )
+            rows_by_group.setdefault(field.group, []).append((name, _property_value(device, field)))
     return Section(
         label(device),
         tuple(
             Section(capitalized(group), (Facts(tuple(field_rows)),))
             for group, field_rows in rows_by_group.items()
         ),
+    )
+
+
+def _property_value(device: Device, field_info: FieldInfo) -> Value:
+    value = _device_field_value(device, field_info)
+    is_threshold = field_info.kind == "fact" and field_info.name.endswith("_margin_c")
+    # Without these words, a threshold reads as the margin that is left.
+    return (
+        Text(f"at a margin of {value.value}") if is_threshold and isinstance(value, Text) else value
     )
 
 

@@ -144,6 +144,13 @@ def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
     assert run_check("CK014", machine_without_cuda).status is UNKNOWN
 
 
+def test_variable_that_is_not_set_hides_no_device_with_or_without_cuda(machine: Machine) -> None:
+    for cuda_view in (cuda(), Unavailable("no libcuda")):
+        finding = run_check("CK014", machine(cuda=cuda_view))
+
+        assert finding.summary == "CUDA_VISIBLE_DEVICES is not set, so it hides no device"
+
+
 # --- CK015: the order ------------------------------------------------------------------------------
 
 
@@ -203,6 +210,20 @@ def test_successful_step_reports_observation(machine: Machine, name: str, step: 
 
     assert finding.status is OK
     assert finding.summary.endswith("(16 MiB exact)")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"), [(["cuda:0"], "cuda:0"), (["cuda:0", "cuda:1"], "each of the 2 GPUs")]
+)
+@pytest.mark.parametrize(("name", "step"), STEPS.items())
+def test_successful_step_names_its_gpus(
+    machine: Machine, name: str, step: str, gpus: list[str], text: str
+) -> None:
+    details = dict.fromkeys(gpus, "16 MiB exact")
+
+    finding = run_check(name, machine(self_test=(Step(step, details=details),)))
+
+    assert f" {text} " in finding.summary
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, both_views, gpu
+from core.devices.diagnose.machines import (
+    DRIVER,
+    FAIL,
+    OK,
+    UNKNOWN,
+    Machine,
+    both_views,
+    gpu,
+    on_bus,
+)
 
 from cudakit.core.devices.diagnose import diagnose, find_check, versions
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
@@ -15,7 +25,9 @@ HERE = [check.id for members in THEMES.values() for check in members]
 TRIALS = [check.id for members in SELF_TEST.values() for check in members]
 
 
-def test_checks_run_in_order_of_themes(machine: Machine) -> None:
+def test_checks_run_in_order_of_themes(machine: Machine, tmp_path: Path) -> None:
+    on_bus(tmp_path, "0000:00:00.0")
+
     result = diagnose(machine())
 
     assert [check.id for check in result.checks] == HERE

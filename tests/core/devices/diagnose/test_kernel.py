@@ -137,6 +137,12 @@ def test_gpu_lost_by_nvml_fails(machine: Machine) -> None:
     assert finding.evidence == {"GPU 1": "the GPU is lost"}
 
 
+def test_gpus_on_bus_are_unknown_if_bus_cannot_be_read(machine: Machine) -> None:
+    finding = run_check("CK007", machine())
+
+    assert (finding.status, finding.summary) == (UNKNOWN, "the PCI bus cannot be read here")
+
+
 def test_gpus_are_unknown_without_nvml_and_bus(machine: Machine) -> None:
     assert run_check("CK007", machine(nvml=SILENT)).status is UNKNOWN
 

@@ -36,6 +36,7 @@ def test_driver_supports_its_cuda_and_older_builds(machine: Machine) -> None:
     finding = run_check("CK009", fitting)
 
     assert finding.status is OK
+    assert finding.summary.endswith("is new enough for the installed packages")
     assert finding.evidence["driver"] == "CUDA 13.0"
     assert finding.evidence["cupy-cuda13x 1.0"] == "CUDA 13.x"
 
@@ -48,7 +49,10 @@ def test_framework_for_newer_major_cuda_fails(machine: Machine) -> None:
 
 
 def test_framework_for_newer_minor_cuda_is_ok(machine: Machine) -> None:
-    assert run_check("CK009", machine(cuda=OLD, builds=(built("torch", (12, 8)),))).status is OK
+    finding = run_check("CK009", machine(cuda=OLD, builds=(built("torch", (12, 8)),)))
+
+    assert finding.status is OK
+    assert finding.summary.endswith(": minor versions of CUDA 12 are compatible")
 
 
 def test_ptx_of_newer_compiler_warns(machine: Machine) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from core.devices.diagnose.machines import Machine, both_views, failed_cuda, gpu
+from pathlib import Path
+
+from core.devices.diagnose.machines import Machine, both_views, failed_cuda, gpu, on_bus
 
 from cudakit.core.devices.diagnose import diagnose, present
 from cudakit.document import Document, Facts, Note, Section, Table, Text
@@ -20,7 +22,8 @@ def notes(owner: Section | Document) -> list[Note]:
 # --- problems only ---------------------------------------------------------------------------------
 
 
-def test_report_without_problems_is_one_line_of_counts(machine: Machine) -> None:
+def test_report_without_problems_is_one_line_of_counts(machine: Machine, tmp_path: Path) -> None:
+    on_bus(tmp_path, "0000:00:00.0")
     document = present.report(diagnose(machine()))
 
     assert document.title == "No problems found"
@@ -120,6 +123,7 @@ def test_set_variables_are_listed_with_effect(machine: Machine) -> None:
 
     (table,) = section(present.report(result, show_all=True), "Environment variables that").nodes
     assert isinstance(table, Table)
+    assert table.caption.startswith("Only variables that cudakit knows are listed. ")
     assert [cell.value for cell in table.rows[0] if isinstance(cell, Text)] == [
         "NCCL_DEBUG",
         "WARN",
@@ -145,7 +149,8 @@ def test_sources_of_libraries_have_plain_labels_in_text_only(machine: Machine) -
 # --- the report to paste ---------------------------------------------------------------------------
 
 
-def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> None:
+def test_pasted_report_has_versions_devices_and_evidence(machine: Machine, tmp_path: Path) -> None:
+    on_bus(tmp_path, "0000:00:00.0")
     wrong = machine(**both_views(gpu(0, persistence_mode=False)))
 
     document = present.paste_report(diagnose(wrong))
