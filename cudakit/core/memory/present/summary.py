@@ -448,7 +448,7 @@ def _totals_caption(device: DeviceMemory, states: Sequence[State]) -> str:
         sentences.append(
             "Requested and blocks in use include blocks that are pending free; allocated does not."
         )
-    if any(shown.allocated_is_derived for shown in (peak, *states)):
+    if peak.allocated_is_derived or any(state.allocated_is_derived for state in states):
         sentences.append("Sizes marked ~ were computed by the allocator's rules, not recorded.")
     return " ".join(sentences)
 
