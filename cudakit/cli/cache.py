@@ -104,8 +104,8 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     Then the first benchmark, or the first run in a container image, does not wait for the compiler. Kernels
     of expressions are not among them: they are compiled when the expression is first called.
 
-    The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source
-    that the architecture can use cannot be compiled, 3 if the cache cannot be written.
+    The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a kernel
+    does not compile, 3 if the cache cannot be written.
 
     \b
     cudakit cache warm

@@ -127,8 +127,8 @@ _VIEW_OPTIONS = option_group(
         "-l",
         "--long",
         is_flag=True,
-        help="Show every field of each device except activity: architecture, compute capability, limits, "
-        "health.",
+        help="Show the architecture, the compute capability, limits, health and all other fields of each "
+        "device, except those of activity.",
     ),
     option(
         "-p",

@@ -17,7 +17,7 @@ class Device:
     cuda_index: int | Unavailable  # CUDA index; null if the device is not visible to CUDA
     nvml_index: (
         int | Unavailable
-    )  # NVML index, as in nvidia-smi; for a MIG instance its number on the GPU
+    )  # NVML index, as in nvidia-smi; for a MIG instance its number within the GPU
     parent: int | None  # NVML index of the GPU of a MIG instance; null for a GPU
     uuid: str | Unavailable  # UUID (GPU-… or MIG-…), the same in every library
     pci_bus_id: str | Unavailable  # PCI address: domain:bus:device.function

@@ -236,7 +236,9 @@ def _property_value(device: Device, field_info: FieldInfo) -> Value:
     is_threshold = field_info.kind == "fact" and field_info.name.endswith("_margin_c")
     # Without these words, a threshold reads as the margin that is left.
     return (
-        Text(f"at a margin of {value.value}") if is_threshold and isinstance(value, Text) else value
+        Text(f"when temperature_margin_c is {value.value}")
+        if is_threshold and isinstance(value, Text)
+        else value
     )
 
 
