@@ -65,8 +65,8 @@ _FIGURE_COLUMNS = (
 )
 _FIGURE_CAPTION = (
     "Median and spread (median absolute deviation) of all. Slowest: its speed relative to the median of all "
-    'others; "-": none is slower. The figure of a host is the median of its GPUs; for hosts with '
-    "one GPU, only launch and alloc are compared. Links are those to the host and between GPUs. The "
+    'others; "-": none is slower. The figure of a host is the median of its GPUs; a host with '
+    "one GPU has rows for launch and alloc only. Links are those to the host and between GPUs. The "
     "peer copies of a GPU are the median of its links to other GPUs."
 )
 _HOST_COLUMNS = (

@@ -85,7 +85,7 @@ def _headline(suite: SuiteResult) -> Note:
 
 def _describe_figure(figure: Figure) -> str:
     if isinstance(figure.reached, Unavailable):
-        return f"{figure.name} (not measured)"
+        return f"{figure.name} (no value)"
     if isinstance(figure.band, Unavailable):
         return figure.name
     return f"{figure.name} ({format_ratio(figure.reached / figure.band.expected)} of expected)"

@@ -40,7 +40,7 @@ _COLUMNS = (
 _CAPTION = (
     "Gain: time saved by the fastest algorithm compared with the library's default. An "
     "algorithm replaces the default if the CI of the gain is above 0 and the gain is at least"
-    f" {MIN_GAIN:.0%}. Algorithm: the one to use, which is the default without such a"
+    f" {MIN_GAIN:.0%}. Algorithm: the fastest, or the default if there is no such"
     " gain. Tried: the number of algorithms that were measured, of "
     "those that the library lists."
 )

@@ -225,7 +225,7 @@ def test_too_few_samples_with_the_precision_have_a_warning(stop_reason: str, opt
     ("simulated", "cause"),
     [
         (False, ": the peak is wrong"),
-        (True, ", because simulated links have the same rate whatever the link"),
+        (True, ", because the rate of a simulated link does not depend on the GPU model"),
     ],
 )
 def test_rate_above_the_peak_of_a_link_has_its_cause(simulated: bool, cause: str) -> None:
