@@ -86,7 +86,7 @@ class Stack:
 
     ``site`` is the index of the call site, the innermost frame outside of libraries: the frame to show if
     only one fits. ``distinct_index`` is the index of the frame that distinguishes the stack from others
-    of its table that look alike; None if there are no others.
+    of the report that look alike; None if there are no others.
     """
 
     frames: tuple[Frame, ...]

@@ -70,7 +70,7 @@ class Health:
     """The reliability of the file, and advice on recording."""
 
     contradictions: Contradictions  # disagreements of trace and final state, by kind
-    begins_complete: bool  # whether the trace starts with no memory in use
+    begins_complete: bool  # whether the trace starts with no memory reserved
     overflowed: bool | None  # whether old events of the trace were dropped; null: unknown
     without_stack: float  # share of allocations without a call stack
     has_times: bool  # whether the events have times

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar
 
@@ -37,7 +37,7 @@ def step_definition(device: DeviceMemory) -> str:
     if source_kind == "annotation":
         if source_name.endswith("#"):
             return f"each step is an annotation '{source_name.removesuffix('#')}' with a number"
-        return f"each step is an annotation '{source_name}'"
+        return f"each step is an annotation with the name '{source_name}'"
     if source_kind == "loop":
         return f"each step starts at {source_name.removeprefix('at ')}"
     if source_kind == "snapshot":
@@ -52,7 +52,7 @@ def files_name(files: Sequence[FileFacts]) -> str:
 
 def per_device(device_nodes: Iterable[tuple[str, Iterable[Node]]]) -> tuple[Node, ...]:
     """Return the nodes of a single device; for several devices, a section for each (name, nodes)."""
-    sections = tuple(Section(name, tuple(nodes)) for name, nodes in device_nodes)
+    sections = tuple(Section(name, _mark_distinct_frames(nodes)) for name, nodes in device_nodes)
     return sections[0].nodes if len(sections) == 1 else sections
 
 
@@ -61,42 +61,70 @@ def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
     return Stack(frames, site) if frames else Text(NO_STACK)
 
 
-def mark_differing_frames(stacks: Sequence[Value]) -> list[Value]:
-    """Return the call stacks of a table; in those that look alike, the first differing frame is marked.
+def _mark_distinct_frames(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes with a marked frame in each of their call stacks that looks like another.
 
-    Stacks look alike if they have the same call site and the same function as their innermost frame. The
-    first differing frame is searched from the innermost frame outwards.
+    All tables are compared together, so that a call stack has the same name in each of them.
     """
-    stacks_by_text: defaultdict[tuple[Frame, str | None], list[int]] = defaultdict(list)
-    for row_number, stack in enumerate(stacks):
-        if isinstance(stack, Stack):
-            innermost_function = stack.frames[0].name if stack.site else None
-            stacks_by_text[stack.frames[stack.site], innermost_function].append(row_number)
-    marked_stacks = list(stacks)
-    for row_numbers in stacks_by_text.values():
-        similar_stacks = [
-            stack
-            for stack in (stacks[row_number] for row_number in row_numbers)
-            if isinstance(stack, Stack)
-        ]
-        for row_number, stack in zip(row_numbers, similar_stacks, strict=True):
-            marked_stacks[row_number] = replace(
-                stack, distinct_index=_first_difference(stack, similar_stacks)
-            )
-    return marked_stacks
+    listed_nodes = tuple(nodes)
+    distinct_indices = _distinct_indices(set(_table_stacks(listed_nodes)))
+
+    def marked_cell(cell: Value) -> Value:
+        return (
+            replace(cell, distinct_index=distinct_indices[cell])
+            if isinstance(cell, Stack)
+            else cell
+        )
+
+    def marked_node(node: Node) -> Node:
+        if isinstance(node, Section):
+            return replace(node, nodes=tuple(map(marked_node, node.nodes)))
+        if isinstance(node, Table):
+            return replace(node, rows=tuple(tuple(map(marked_cell, row)) for row in node.rows))
+        return node
+
+    return tuple(map(marked_node, listed_nodes))
 
 
-def _first_difference(stack: Stack, similar_stacks: Sequence[Stack]) -> int | None:
-    """Return the index of the first frame in which a stack differs from another of its group.
+def _table_stacks(nodes: Iterable[Node]) -> Iterator[Stack]:
+    for node in nodes:
+        if isinstance(node, Section):
+            yield from _table_stacks(node.nodes)
+        elif isinstance(node, Table):
+            yield from (cell for row in node.rows for cell in row if isinstance(cell, Stack))
 
-    None if no other stack has other frames, or if this stack is the beginning of the others.
+
+def _distinct_indices(stacks: Iterable[Stack]) -> dict[Stack, int | None]:
+    """Return the index of the frame that distinguishes each stack from those that look like it, or None.
+
+    Stacks look alike if they have the same call site and the same function as their innermost frame.
     """
-    for index, frame in enumerate(stack.frames):
-        if index != stack.site and any(
-            other_stack.frames[index : index + 1] != (frame,) for other_stack in similar_stacks
-        ):
-            return index
-    return None
+    groups: defaultdict[tuple[Frame, str | None], list[Stack]] = defaultdict(list)
+    for stack in stacks:
+        innermost_function = stack.frames[0].name if stack.site else None
+        groups[stack.frames[stack.site], innermost_function].append(stack)
+    distinct_indices = {}
+    for similar_stacks in groups.values():
+        frame_counts = Counter(
+            position for stack in similar_stacks for position in enumerate(stack.frames)
+        )
+        for stack in similar_stacks:
+            distinct_indices[stack] = _rarest_frame(stack, frame_counts, len(similar_stacks))
+    return distinct_indices
+
+
+def _rarest_frame(
+    stack: Stack, frame_counts: Counter[tuple[int, Frame]], stack_count: int
+) -> int | None:
+    """Return the index of the innermost of the frames that the fewest of the similar stacks share.
+
+    None if all of them share the frames of this stack: it is the only one, or the beginning of the others.
+    """
+    rarest_index, smallest_count = None, stack_count
+    for position in enumerate(stack.frames):
+        if position[0] != stack.site and frame_counts[position] < smallest_count:
+            rarest_index, smallest_count = position[0], frame_counts[position]
+    return rarest_index
 
 
 def table(
@@ -106,12 +134,7 @@ def table(
 ) -> Table:
     """Return a table with a row per item; a column has a title, a kind, and a function of an item."""
     listed_items = list(items)
-    cells = [
-        mark_differing_frames([value_of(item) for item in listed_items])
-        if kind == "stack"
-        else [value_of(item) for item in listed_items]
-        for _, kind, value_of in columns
-    ]
+    cells = [[value_of(item) for item in listed_items] for _, _, value_of in columns]
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
         tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from cudakit.core.memory.present.rows import (
     device_name,
     moment_name,
     stack_value,
+    step_definition,
     table,
 )
 from cudakit.core.memory.record.pools import pool_name
@@ -55,8 +57,7 @@ def _state_note(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)}{in_annotation(oom)}{_step_text(device, oom.event)}"
-            f" ({pool_name(oom.pool)} pool, stream {oom.stream}):"
+            f" {format_count(oom.event)}{_failure_place(device, oom)}:"
             f" {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
             f" {format_bytes(oom.device_free_bytes)}{_device_share_text(oom)}.{earlier_text}",
@@ -87,15 +88,23 @@ def _state_note(device: DeviceMemory) -> Note:
     )
 
 
-def _step_text(device: DeviceMemory, event: int) -> str:
-    """Return the number of the step of an event if all steps have the same annotation, else ``""``."""
-    source = device.steps.source
-    if not source.startswith("annotation ") or source.endswith("#"):
-        return ""
-    for peak in device.steps.peaks:
-        if peak.first_event <= event <= peak.last_event:
-            return f" of step {format_count(peak.step)}, counted from 0"
-    return ""
+def _failure_place(device: DeviceMemory, oom: Oom) -> str:
+    """Return the annotation, the pool and the stream of a failed request.
+
+    If all steps have the same annotation, its name does not identify the step: the step has a number.
+    """
+    place_text = f"{pool_name(oom.pool)} pool, stream {oom.stream}"
+    source_kind, _, step_name = device.steps.source.partition(" ")
+    if source_kind == "annotation" and not step_name.endswith("#"):
+        for peak in device.steps.peaks:
+            if peak.first_event <= oom.event <= peak.last_event:
+                inner_ranges = () if oom.ranges == (step_name,) else oom.ranges
+                inner_text = in_annotation(replace(oom, ranges=inner_ranges))
+                return (
+                    f" in step {format_count(peak.step)}, counted from 0{',' * bool(inner_text)}"
+                    f"{inner_text} ({step_definition(device)}; {place_text})"
+                )
+    return f"{in_annotation(oom)} ({place_text})"
 
 
 _MAX_SHOWN_RANGES = 3
@@ -218,11 +227,19 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
 def _exact_sentence(device: DeviceMemory) -> str:
     if not device.events:
         return f"{device_name(device)}: state at the end, without a trace."
-    preposition = "with no" if device.health.begins_complete else "with"
     return (
-        f"{device_name(device)}: {_events_text(device)}, starting {preposition} memory in use; trace and"
+        f"{device_name(device)}: {_events_text(device)}, starting {_first_state_text(device)}; trace and"
         " final state agree."
     )
+
+
+def _first_state_text(device: DeviceMemory) -> str:
+    curves = device.replay.curves
+    if curves.active[0]:
+        return "with memory in use"
+    if curves.reserved[0]:
+        return f"with {format_bytes(int(curves.reserved[0]))} reserved, but not in use"
+    return "with no memory in use"
 
 
 def _inexact_sentence(device: DeviceMemory) -> str:

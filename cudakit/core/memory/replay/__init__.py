@@ -35,7 +35,7 @@ class Replay:
     allocations: Allocations
     curves: Curves
     inconsistencies: Contradictions
-    begins_complete: bool  # whether the trace starts with no memory in use
+    begins_complete: bool  # whether the trace starts with no memory reserved
 
     @property
     def n_events(self) -> int:

@@ -56,16 +56,27 @@ def process_limit(failure: Failure) -> Cause | None:
         sufficient=True,
         sentence=(
             f"{limit_text} refused a new segment of {format_bytes(request.needed_bytes)}:"
-            f" {format_bytes(request.reserved_bytes)} was reserved, and"
+            f" when the request failed, {format_bytes(request.reserved_bytes)} was reserved, and"
             f" {format_bytes(request.device_free_bytes)} of the device was free"
         ),
-        remedy=limit_remedy(failure, request.reserved_bytes + request.needed_bytes),
+        remedy=limit_remedy(failure, None),
     )
 
 
-def limit_remedy(failure: Failure, needed_bytes: int) -> str:
-    """Return the remedy for a limit: a new fraction, or a factor if the device size is unknown."""
-    request, needed_bytes = failure.request, round_up_bytes(needed_bytes)
+def limit_remedy(failure: Failure, replayed_bytes: int | None) -> str:
+    """Return the remedy for a limit: a new fraction, or a factor if the device size is unknown.
+
+    ``replayed_bytes`` is a limit that let the request succeed in a replay, or None.
+    """
+    request = failure.request
+    needed_bytes = round_up_bytes(
+        request.reserved_bytes + request.needed_bytes if replayed_bytes is None else replayed_bytes
+    )
+    source_text = (
+        " for the reserved memory and the new segment"
+        if replayed_bytes is None
+        else ", as replays with several limits show"
+    )
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
     allowed_bytes = max(int(failure.trace_replay.curves.reserved[: failure.event + 1].max()), 1)
     if failure.device_total_bytes:
@@ -77,7 +88,8 @@ def limit_remedy(failure: Failure, needed_bytes: int) -> str:
         factor = max(-(-100 * needed_bytes // allowed_bytes) / 100, 1.01)
         new_limit_text = (
             f"to at least {factor:.2f} times the present fraction: a limit of {format_bytes(needed_bytes)} is"
-            f" needed, and {format_bytes(allowed_bytes)} was reserved under the present limit"
+            f" needed{source_text}, and the present limit is at least {format_bytes(allowed_bytes)}, the most"
+            " that was reserved before the failure"
         )
     return f"raise the limit with {request.calls.set_limit} {new_limit_text}"
 

@@ -99,7 +99,9 @@ def _shortage_notes(device: DeviceWhatIf) -> Iterator[Note]:
 def _reliability_notes(device: DeviceWhatIf) -> Note:
     if not device.differences:
         is_user_limit = device.limit is not None and device.limit.source == "given"
-        limit_clause = " and without the limit" if is_user_limit else ""
+        limit_clause = ", without --what-if-limit," if is_user_limit else ""
+        if is_user_limit and device.recorded.ooms:
+            limit_clause = ", with the limit of the recording in place of --what-if-limit,"
         return Note(
             "ok",
             f"The replay with the recorded settings{limit_clause} reproduces every recorded figure.",
@@ -129,7 +131,7 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
         return ""
     size_text = format_bytes(limit.bytes)
     if limit.source == "given":
-        return f"Memory limit of the replays: {size_text} (--what-if-limit)."
+        return f"Memory limit of the other replays: {size_text} (--what-if-limit)."
     if limit.source == "device full":
         return (
             f"Memory limit of the replays: {size_text}, the reserved memory of the process plus the free"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,12 @@ from cudakit.core.memory.load import load
 from cudakit.core.memory.present import diff as present_diff
 from cudakit.core.memory.present import report, summary_report
 from cudakit.core.memory.present.rows import step_definition
-from cudakit.core.memory.present.summary import in_annotation, reliability
+from cudakit.core.memory.present.summary import answer, in_annotation, reliability
 from cudakit.core.memory.record.pools import POOL_IDS
 from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
-from cudakit.document import Chart, Document, Note, Section, Stack, Table, walk
+from cudakit.document import Chart, Document, Frame, Note, Section, Stack, Table, walk
 from cudakit.render import console, html
 from cudakit.render.console.frames import stack_line
 
@@ -216,6 +217,18 @@ def test_rows_of_every_table_can_be_told_apart() -> None:
                 assert len(set(lines)) == len(lines), name
 
 
+def test_call_stack_has_the_same_name_in_all_tables_of_a_report() -> None:
+    for name in ("tests/data/oom.pkl.gz", "tests/data/train_python.pkl.gz"):
+        marks: defaultdict[tuple[Frame, ...], set[int | None]] = defaultdict(set)
+        tables = [node for node in walk(report(examined(name)).nodes) if isinstance(node, Table)]
+        for cell in (cell for node in tables for row in node.rows for cell in row):
+            if isinstance(cell, Stack):
+                marks[cell.frames].add(cell.distinct_index)
+
+        assert any(indices != {None} for indices in marks.values())
+        assert all(len(indices) == 1 for indices in marks.values()), name
+
+
 def test_steps_with_rising_peaks_contradict_no_other_sentence() -> None:
     text = read(report(examined("tests/data/oom.pkl.gz")), 1000)
 
@@ -261,7 +274,7 @@ def test_growth_that_stopped_is_not_reported_as_absent() -> None:
     ("source", "definition"),
     [
         ("annotation step#", "each step is an annotation 'step' with a number"),
-        ("annotation train", "each step is an annotation 'train'"),
+        ("annotation train", "each step is an annotation with the name 'train'"),
         ("loop at train.py:40 train", "each step starts at train.py:40 train"),
         ("snapshot markers", "each step starts at a snapshot event of the trace"),
         (
@@ -315,6 +328,22 @@ def test_contradictions_are_named_with_what_is_counted() -> None:
 def test_single_event_is_counted_in_the_singular() -> None:
     (_, host) = examined("tests/data/fuzz/host.pkl").devices
     assert next(reliability(host)).text.startswith("pinned host memory: 1 event, starting with")
+
+
+def test_free_segments_before_the_trace_are_not_reported_as_memory_in_use() -> None:
+    """The trace of the file allocates its only block, in a segment from before the trace."""
+    (_, host) = examined("tests/data/fuzz/host.pkl").devices
+    assert "starting with 1.00 MiB reserved, but not in use;" in next(reliability(host)).text
+
+
+def test_step_of_a_failure_whose_steps_share_a_name_is_its_number() -> None:
+    (device,) = examined("tests/data/oom.pkl.gz").devices
+    nested = replace(device.ooms[-1], ranges=("step0", "forward"))
+    texts = [next(answer(failed)).text for failed in (device, replace(device, ooms=(nested,)))]
+
+    definition = "(each step is an annotation with the name 'step0'; default pool, stream 0)"
+    assert f"at event 7,712 in step 5, counted from 0 {definition}:" in texts[0]
+    assert f"in step 5, counted from 0, in annotation 'step0 / forward' {definition}:" in texts[1]
 
 
 def test_pools_of_libraries_and_their_kind_are_explained() -> None:

@@ -173,8 +173,8 @@ def test_sentence_states_the_cause_with_sizes(program: Program, sentence: str) -
 def test_sentence_of_a_limited_process_names_the_free_device_memory() -> None:
     limit = {"capacity": GIB, "limit": 64 * MIB}
     assert failed(fills_the_device, **limit).sentence == (
-        "Allocating 30.0 MiB failed: a limit of this process refused a new segment of 30.0 MiB: 50.0 MiB was "
-        "reserved, and 974 MiB of the device was free."
+        "Allocating 30.0 MiB failed: a limit of this process refused a new segment of 30.0 MiB: when the "
+        "request failed, 50.0 MiB was reserved, and 974 MiB of the device was free."
     )
 
 
@@ -223,7 +223,13 @@ def test_suggested_limit_includes_the_whole_new_segment_as_a_factor_of_the_fract
         allocator.alloc(2 * MIB)
 
     (remedy,) = failed(program, capacity=GIB, limit=60 * MIB).remedies
-    assert "to at least 1.40 times the present fraction: a limit of 70.0 MiB is needed," in remedy
+    assert (
+        "to at least 1.40 times the present fraction: a limit of 70.0 MiB is needed for the"
+        in remedy
+    )
+    assert (
+        "reserved memory and the new segment, and the present limit is at least 50.0 MiB" in remedy
+    )
 
 
 def test_cache_remedy_of_private_pools_is_to_delete_the_pools() -> None:
