@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 MAX_KERNEL_NAME_LENGTH = 80
 
@@ -23,6 +25,21 @@ _ABI_TAG = re.compile(r"\[abi:[^\]]*\]")
 _NUMBER = re.compile(r"(-?\d+)u?l{0,2}")
 _CAST = re.compile(r"\([^()]*\)(?=\w)")  # the cast in an enumerator such as (Mode)2
 _AFTER_PARAMETERS = re.compile(r"\)( const| \[clone [^\]]*\])*$")
+
+
+def short_kernels(names: Iterable[str]) -> dict[str, str]:
+    """Return the short name of each kernel; equal ones of different kernels are numbered: ``add<…> #2``."""
+    short_names: dict[str, str] = {}
+    counts = Counter[str]()
+    for name in dict.fromkeys(names):
+        short_names[name] = short_name = short_kernel(name)
+        counts[short_name] += 1
+    numbers = Counter[str]()
+    for name, short_name in short_names.items():
+        if counts[short_name] > 1:
+            numbers[short_name] += 1
+            short_names[name] = f"{short_name} #{numbers[short_name]}"
+    return short_names
 
 
 def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.trace.kernel_names import MAX_KERNEL_NAME_LENGTH, short_kernel
+from cudakit.trace.kernel_names import MAX_KERNEL_NAME_LENGTH, short_kernel, short_kernels
 
 COPY = (
     "at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
@@ -61,6 +61,14 @@ def test_short_kernel_name_has_fewer_details_in_less_width(max_length: int, shor
     name = "void library::with_a_name::kernel_of_many_types<int, float, double>(int)"
 
     assert short_kernel(name, max_length=max_length) == short
+
+
+def test_different_kernels_with_equal_short_names_are_numbered() -> None:
+    names = ["f", *(f"void {'g' * 40}<{'h' * 40}, {i}>(int)" for i in (1, 2)), "f"]
+
+    first, second = (short_kernels(names)[name] for name in names[1:3])
+    assert short_kernels(names)["f"] == "f"
+    assert first.removesuffix(" #1") == second.removesuffix(" #2") == short_kernel(names[1])
 
 
 @pytest.mark.parametrize("name", ["a<b", "f(int))", "a>b<c", "(<)>", "void f<(1>2)>(int)"])

@@ -182,9 +182,11 @@ def _explain_streams(
         streams.later_names if previous_side.operation == "free" else streams.earlier_names
     )
     if short_stream_name(previous_side) == short_stream_name(current_side):
+        # Nodes of a graph run in the stream of its launch, but were captured in streams of their own.
+        verb = "captured" if previous_side.graph and current_side.graph else "enqueued"
         meaning_by_letter = {
-            "a": "the stream of the earlier operation",
-            "b": "the stream of the later operation",
+            "a": f"the stream on which the earlier operation was {verb}",
+            "b": f"the stream on which the later operation was {verb}",
         }
     else:
         meaning_by_letter = {"a": _each_of(user_streams), "b": _each_of(streams.later_names)}

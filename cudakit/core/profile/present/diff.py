@@ -18,7 +18,7 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.trace.kernel_names import short_kernel
+from cudakit.trace.kernel_names import short_kernels
 from cudakit.units import capitalized, format_ratio, format_seconds
 
 # Changes below this share of a step are noise of the measurement.
@@ -118,13 +118,15 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
     idle_changes = [
         Change(f"idle: {CAUSES[row.name][0]}", row.before_ns, row.after_ns) for row in device.idle
     ]
+    mean_texts = "busy and idle" if idle_changes else "busy"
     times_caption = (
-        "Per step: the median time of a step, and the mean busy and idle time."
+        f"Per step: the median time of a step, and the mean {mean_texts} time."
         if device.per_step
         else "Times are totals: no steps to compare."
     )
     yield _table("", [device.step, device.busy, *idle_changes], times_caption)
-    kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)
+    short_names = short_kernels(row.name for row in device.kernels)
+    kernels = tuple(replace(row, name=short_names[row.name]) for row in device.kernels)
     for title, rows in (("Kernels", kernels), ("Lines", device.lines)):
         if rows:
             shown_rows = rows[:top] if top else rows

@@ -35,7 +35,7 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.trace.kernel_names import short_kernel
+from cudakit.trace.kernel_names import short_kernel, short_kernels
 from cudakit.trace.kinds import Direction
 from cudakit.units import capitalized, format_count, format_ratio, format_seconds
 
@@ -159,8 +159,9 @@ def _steps_sentence(steps: Steps) -> str:
 
 
 def _kernel_table(device: Device, top: int) -> Table:
+    short_names = short_kernels(kernel.name for kernel in device.kernels)
     columns: Columns[Kernel] = (
-        ("kernel", "text", lambda row: Text(short_kernel(row.name))),
+        ("kernel", "text", lambda row: Text(short_names[row.name])),
         ("calls", "number", lambda row: Count(row.calls)),
         ("total", "number", lambda row: Seconds(row.total_ns / 1e9)),
         ("mean", "number", lambda row: Seconds(row.mean_ns / 1e9)),
@@ -168,6 +169,8 @@ def _kernel_table(device: Device, top: int) -> Table:
         ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
     caption = "Share: of the time of all GPU work."
+    if any(" #" in short_name for short_name in short_names.values()):
+        caption += " #1, #2: different kernels whose short names are equal."
     if any(kernel.sites > 1 for kernel in device.kernels):
         caption += " Line: the call site whose launches of the kernel took the most time."
     return limited_table(columns, device.kernels, top, ("kernel", "kernels"), caption)
@@ -367,10 +370,11 @@ def _limit_caption(result: ProfileResult) -> str:
             for launch_limit in result.launch_limits
         )
         share = share_of(short_ns, sum(work_ns.values()))
+        of_all = " of all devices" if len(work_ns) > 1 else ""
         sentences.append(
             "Kernels whose median run takes no longer than the launch of an empty kernel: "
-            f"{count_text('run', short_kernel_count)}, {format_ratio(share)} of the GPU time. Only fewer "
-            "launches make them faster."
+            f"{count_text('run', short_kernel_count)}, {format_ratio(share)} of the GPU time{of_all}. Only "
+            "fewer launches make them faster."
         )
     sentences.append(
         "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
@@ -390,8 +394,9 @@ def grid_table(device: Device, top: int) -> Iterator[Node]:
                 (Note("info", f"not shown: {_NO_GRID_LIMITS}"),),
             )
         return
+    short_names = short_kernels(kernel.name for kernel in device.kernels)
     columns: Columns[tuple[Kernel, Grid]] = (
-        ("kernel", "text", lambda row: Text(short_kernel(row[0].name))),
+        ("kernel", "text", lambda row: Text(short_names[row[0].name])),
         ("share", "number", lambda row: Ratio(row[0].share)),
         ("blocks", "number", lambda row: Count(row[1].blocks)),
         ("block size", "number", lambda row: Count(row[1].threads_per_block)),

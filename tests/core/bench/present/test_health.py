@@ -32,7 +32,9 @@ def headline(suite_result: SuiteResult) -> Note:
 
 
 def test_health_check_on_terminal(golden: Golden) -> None:
-    capped = machine(power_limit_w=400.0, power_w=399.0, other_processes=1)
+    capped = machine(power_limit_w=400.0, other_processes=1)
+    assert capped.after
+    capped = replace(capped, after=replace(capped.after, power_w=399.0))
     wrong = gemm(rate=6e14, verification=FAILED_VERIFICATION, environment=capped)
     suite_result = suite(
         launch(method=Method("call", "hot"), environment=capped),

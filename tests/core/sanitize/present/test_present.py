@@ -70,13 +70,13 @@ IN_A_GRAPH = race(
 REUSED = race(
     RaceKind.REUSE,
     current=kernel(stream=PER_THREAD_STREAM),
-    previous=exact_operation(mode=AccessMode.READ),
+    previous=exact_operation(mode=AccessMode.READ, stream=BLOCKING_STREAM),
     last_sync=Sync(SyncKind.DEFAULT_STREAM, 90, WAIT_EVENT, 91, WAIT_EVENT),
 )
 ON_THE_HOST = race(
     RaceKind.HOST,
     confidence=CERTAIN,
-    current=exact_operation(seq=130, stream=0, mode=AccessMode.READ, site=WAIT_EVENT),
+    current=exact_operation(seq=130, stream=0, mode=AccessMode.READ, site=TRAIN_STEP),
 )
 
 
