@@ -89,7 +89,7 @@ def test_share_of_short_kernels_is_that_of_all_devices() -> None:
     activities = [program.activities() for program in programs]
     compared = compare_limits(analyze(activities).result, MeasuredLimits(launch_s=2e-6))
     text = " ".join(console.render(report(compared), width=200, color=False).split())
-    assert "launch of an empty kernel: 2 runs, 4.0% of the GPU time." in text
+    assert "launch of an empty kernel: 2 runs, 4.0% of the GPU time of all devices." in text
     assert "Copies and memsets with a mean size below 1 MiB are not compared" in text
     assert "Share of launches: the limit divided by the profile" in text
 

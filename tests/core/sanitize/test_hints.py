@@ -301,8 +301,8 @@ def test_stream_constants_match_the_stream_table() -> None:
             RaceKind.WRITE_AFTER_WRITE,
             kernel(graph=2, node=3, stream=7),
             exact_operation(graph=2, node=2),
-            "torch: b.wait_stream(a), where a is the stream on which the earlier operation was captured and b "
-            "is the stream on which the later operation was captured",
+            "torch: b.wait_stream(a), where a is the stream on which the earlier operation was captured "
+            "and b is the stream on which the later operation was captured",
         ),
     ],
 )

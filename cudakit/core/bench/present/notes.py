@@ -221,7 +221,8 @@ _DOUBTS = (
     ),
     _Doubt(
         lambda case: _is_above_peak(case) and _is_link_bound(case) and case.environment.simulated,
-        "Faster than the peak of the link, because the rate of a simulated link does not depend on the GPU model",
+        "Faster than the peak of the link, because the rate of a simulated link does not depend on the "
+        "GPU model",
     ),
     _Doubt(
         lambda case: (

@@ -351,8 +351,8 @@ def _overview(result: ProfileResult) -> Table:
         ("largest idle cause", "text", lambda device: Text(_largest_cause(device))),
     )
     caption = (
-        "GPU time: the sum of the times of all kernels, copies and memsets that ran in the measured time; work "
-        "that runs at the same time counts several times."
+        "GPU time: the sum of the times of all kernels, copies and memsets that ran in the measured time; "
+        "work that runs at the same time counts several times."
     )
     if any(device.collectives_ns for device in result.devices):
         caption += " Collectives: the part of the measured time in which a collective ran."
