@@ -232,7 +232,7 @@ def test_approximate_size_of_a_chosen_event_is_explained(cli: Cli) -> None:
 def test_replayed_changes_of_the_program_are_distinct_from_settings(cli: Cli) -> None:
     text = " ".join(cli("memviz", DATA / "fuzz" / "host.pkl").stdout.split())
     assert "program: all requests on one stream fails" in text
-    assert "Rows that begin with program: a change of the program is replayed" in text
+    assert 'Rows marked "program:" replay a change of the program' in text
     assert "garbage_collection_threshold:0.8 fails" in text
 
 

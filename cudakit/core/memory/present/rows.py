@@ -37,7 +37,7 @@ def step_definition(device: DeviceMemory) -> str:
     if source_kind == "annotation":
         if source_name.endswith("#"):
             return f"each step is an annotation '{source_name.removesuffix('#')}' with a number"
-        return f"each step is an annotation with the name '{source_name}'"
+        return f"all steps are annotations with the same name, '{source_name}'"
     if source_kind == "loop":
         return f"each step starts at {source_name.removeprefix('at ')}"
     if source_kind == "snapshot":

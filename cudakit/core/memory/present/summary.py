@@ -341,7 +341,7 @@ def _replay_table(oom: Oom, *, is_last: bool) -> Iterator[Node]:
             ("peak reserved", "number", lambda replayed: Bytes(replayed.peak_reserved_bytes)),
         ),
         oom.replays,
-        "Rows that begin with program: a change of the program is replayed, not a setting."
+        'Rows marked "program:" replay a change of the program, not a setting.'
         if any(map(_changes_program, oom.replays))
         else "",
     )

@@ -69,12 +69,16 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     analyzed_text = (
         f"{_count_with_noun('operation', gap_count)} not analyzed"
         if gap_count
-        else "all operations analyzed"
+        else f"all operations analyzed{_except_text(len(result.unverified))}"
     )
     yield Note(
         "info", f"Recorded {_join_words(work_counts) or 'no work'}{processes_text}; {analyzed_text}"
     )
     yield from _access_notes(coverage)
+
+
+def _except_text(pair_count: int) -> str:
+    return f", except the pair{'s' * (pair_count > 1)} above" if pair_count else ""
 
 
 def _access_notes(coverage: Coverage) -> Iterator[Note]:

@@ -221,8 +221,8 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
         yield (
             "found",
             Text(
-                f"{format_count(race.count)} times, of which this is one: two operations count once for each "
-                "separate range of bytes that both access, and a strided access counts as one range"
+                f"{format_count(race.count)} times, of which this is one: each separate range of bytes "
+                "that two operations both access can count once"
             ),
         )
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")

@@ -274,7 +274,7 @@ def test_growth_that_stopped_is_not_reported_as_absent() -> None:
     ("source", "definition"),
     [
         ("annotation step#", "each step is an annotation 'step' with a number"),
-        ("annotation train", "each step is an annotation with the name 'train'"),
+        ("annotation train", "all steps are annotations with the same name, 'train'"),
         ("loop at train.py:40 train", "each step starts at train.py:40 train"),
         ("snapshot markers", "each step starts at a snapshot event of the trace"),
         (
@@ -341,7 +341,7 @@ def test_step_of_a_failure_whose_steps_share_a_name_is_its_number() -> None:
     nested = replace(device.ooms[-1], ranges=("step0", "forward"))
     texts = [next(answer(failed)).text for failed in (device, replace(device, ooms=(nested,)))]
 
-    definition = "(each step is an annotation with the name 'step0'; default pool, stream 0)"
+    definition = "(all steps are annotations with the same name, 'step0'; default pool, stream 0)"
     assert f"at event 7,712 in step 5, counted from 0 {definition}:" in texts[0]
     assert f"in step 5, counted from 0, in annotation 'step0 / forward' {definition}:" in texts[1]
 

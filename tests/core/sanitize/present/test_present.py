@@ -77,6 +77,7 @@ ON_THE_HOST = race(
     RaceKind.HOST,
     confidence=CERTAIN,
     current=exact_operation(seq=130, stream=0, mode=AccessMode.READ, site=TRAIN_STEP),
+    allocation=None,
 )
 
 
