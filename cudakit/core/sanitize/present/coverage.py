@@ -69,7 +69,7 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     analyzed_text = (
         f"{_count_with_noun('operation', gap_count)} not analyzed"
         if gap_count
-        else f"all operations analyzed{_except_text(len(result.unverified))}"
+        else _analyzed_text(len(result.unverified))
     )
     yield Note(
         "info", f"Recorded {_join_words(work_counts) or 'no work'}{processes_text}; {analyzed_text}"
@@ -77,8 +77,11 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     yield from _access_notes(coverage)
 
 
-def _except_text(pair_count: int) -> str:
-    return f", except the pair{'s' * (pair_count > 1)} above" if pair_count else ""
+def _analyzed_text(unchecked_pairs: int) -> str:
+    if not unchecked_pairs:
+        return "all operations analyzed"
+    pairs_text = "one" if unchecked_pairs == 1 else f"{unchecked_pairs:,}"
+    return f"all pairs of operations checked, except the {pairs_text} above"
 
 
 def _access_notes(coverage: Coverage) -> Iterator[Note]:

@@ -221,8 +221,8 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
         yield (
             "found",
             Text(
-                f"{format_count(race.count)} times, of which this is one: each separate range of bytes "
-                "that two operations both access can count once"
+                f"{format_count(race.count)} times, of which this is one; two operations that both "
+                "access several separate ranges of bytes count several times"
             ),
         )
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
