@@ -25,8 +25,7 @@ _IDENTITY_FIELDS = (
     (
         "nvml_index",
         "nvmlDeviceGetIndex",
-        "NVML index, as in nvidia-smi; for a MIG instance its number within the GPU; "
-        "instance 1 of GPU 0 is shown as 0/1",
+        "NVML index, as in nvidia-smi; MIG instance 1 of GPU 0 is shown as 0/1",
     ),
     ("uuid", "nvmlDeviceGetUUID, cuDeviceGetUuid", "UUID, the same in every library"),
     ("pci_bus_id", "nvmlDeviceGetPciInfo, cuDeviceGetPCIBusId", "PCI address"),
