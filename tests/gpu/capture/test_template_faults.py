@@ -77,7 +77,7 @@ step()
         "10 exact (recorded, or taken from an earlier launch), 1 assumed from pointer arguments"
         in text
     )
-    assert "module whose instrumentation could not be restored (1 event)" in text
+    assert "module whose instrumentation could not be restored (1 operation)" in text
 
 
 def test_race_with_template_is_found_although_no_patch_can_be_restored(
