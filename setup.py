@@ -12,7 +12,7 @@ from glob import glob
 from setuptools import Extension, setup
 
 _FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"]
-_CAPTURE = "cudakit/gpu/capture"
+_CAPTURE = "cudakit/record"
 
 
 def _files(*patterns: str) -> list[str]:
@@ -43,44 +43,44 @@ def _extension(
 EXTENSIONS = [
     # Without it, snapshots are read by the pure-Python reader.
     _extension(
-        "cudakit.core.memory.load._pickled",
-        "cudakit/core/memory/load/**/*.c",
-        headers=("cudakit/core/memory/load/**/*.h",),
+        "cudakit.memory.load._pickled",
+        "cudakit/memory/load/**/*.c",
+        headers=("cudakit/memory/load/**/*.h",),
     ),
     # Without it, the allocator's calls are pure Python.
     _extension(
-        "cudakit.core.allocator._fast",
-        "cudakit/core/allocator/fast/fast_path.c",
-        headers=("cudakit/core/allocator/fast/*.h",),
+        "cudakit.allocator._fast",
+        "cudakit/allocator/fast/fast_path.c",
+        headers=("cudakit/allocator/fast/*.h",),
     ),
     # Without it, kernels of cudakit.elementwise and cudakit.reduction are launched through Python.
     _extension("cudakit.gpu._fast_call", "cudakit/gpu/_fast_call.c"),
     # Without it, the race detector's shadow memory is pure Python.
     _extension(
-        "cudakit.core.sanitize._shadow_memory",
-        "cudakit/core/sanitize/native/*.c",
-        headers=("cudakit/core/sanitize/native/*.h",),
+        "cudakit.sanitize._shadow_memory",
+        "cudakit/sanitize/native/*.c",
+        headers=("cudakit/sanitize/native/*.h",),
     ),
     # Without it, buffers of cuda.core are allocated through pure Python.
-    _extension("cudakit.gpu.plugs._buffers", "cudakit/gpu/plugs/_buffers.c"),
+    _extension("cudakit.arrays.plugs._buffers", "cudakit/arrays/plugs/_buffers.c"),
     # Without it, `cudakit.torch_pool` is unavailable and says so.
     _extension(
-        "cudakit.gpu.plugs._native",
-        "cudakit/gpu/plugs/_native.c",
+        "cudakit.arrays.plugs._native",
+        "cudakit/arrays/plugs/_native.c",
         libraries=("dl", "pthread"),
         limited_api=True,
     ),
     # Without it, or on a newer CPython, races are reported without Python stacks. It is built
     # against the internal headers of one version of CPython, which have unused parameters.
     _extension(
-        "cudakit.gpu.capture._frames",
+        "cudakit.record._frames",
         f"{_CAPTURE}/_frames.c",
         headers=(f"{_CAPTURE}/walker.h",),
         flags=("-Wno-unused-parameter",),
     ),
     # Without it, `cudakit run --sanitize` is unavailable and says so.
     _extension(
-        "cudakit.gpu.capture._recorder",
+        "cudakit.record._recorder",
         f"{_CAPTURE}/recorder/**/*.c",
         headers=(
             f"{_CAPTURE}/recorder/**/*.h",

@@ -5,6 +5,8 @@ Each public name is imported when it is first used, so that ``import cudakit`` i
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
         stream as stream,
         synchronize as synchronize,
     )
-    from cudakit.gpu.graphed.callable import graph as graph
+    from cudakit.arrays.graphed.callable import graph as graph
     from cudakit.gpu.nvtx import (
         mark as mark,
         pop_range as pop_range,
@@ -133,7 +135,7 @@ _MODULES = {
     "device_name": "cudakit.gpu.cuda.current",
     "devices": "cudakit.api",
     "elementwise": "cudakit.api.kernels",
-    "graph": "cudakit.gpu.graphed.callable",
+    "graph": "cudakit.arrays.graphed.callable",
     "is_available": "cudakit.gpu.cuda.current",
     "is_initialized": "cudakit.gpu.cuda.current",
     "kernel": "cudakit.api.cuda_kernels",
@@ -182,3 +184,15 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package, whose public ``devices``, ``profile`` and ``sanitize`` are also names of subpackages."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import of a subpackage binds it in the package, where the public name stays.
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

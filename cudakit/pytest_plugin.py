@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from cudakit.core.sanitize.races import Race
-    from cudakit.core.sanitize.report import Report
-    from cudakit.core.sanitize.result import SanitizeResult
+    from cudakit.sanitize.races import Race
+    from cudakit.sanitize.report import Report
+    from cudakit.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
 _PLUGIN_NAME = "cudakit-sanitizer"
@@ -182,9 +182,9 @@ class _Sanitizer:
     """Records this process, and attributes each race to the running test."""
 
     def __init__(self, config: pytest.Config, *, every_test: bool) -> None:
-        from cudakit.core.sanitize.detector import RaceDetector
-        from cudakit.core.sanitize.suppressions import suppressions
-        from cudakit.gpu.capture.recording import begin
+        from cudakit.record.recording import begin
+        from cudakit.sanitize.detector import RaceDetector
+        from cudakit.sanitize.suppressions import suppressions
 
         self._checks_every_test = every_test
         self._suppressions = suppressions(config.getini(_SUPPRESS_OPTION), origin=_SUPPRESS_OPTION)
@@ -226,7 +226,7 @@ class _Sanitizer:
 
     def summary(self) -> dict[str, int]:
         """Return the counts of the summary by the keys of ``_COUNT_NOUNS``, and whether a real GPU worked."""
-        from cudakit.core.sanitize.report import findings
+        from cudakit.sanitize.report import findings
 
         with self._all_work_checked():
             result = self._detector.result(self._report_outside_tests)
@@ -267,7 +267,7 @@ class _Sanitizer:
 
     def _race_message(self) -> str:
         """Return the message for the races since the last call, or an empty string."""
-        from cudakit.core.sanitize.report import findings, message
+        from cudakit.sanitize.report import findings, message
 
         if self._report is self._report_outside_tests:
             return ""
@@ -289,8 +289,8 @@ class _Sanitizer:
             self._unverified_sentences[f"{pair.sentence}: {advice}"] = None
 
     def _new_report(self) -> Report:
-        from cudakit.core.sanitize.report import Report
         from cudakit.gpu.demangle import demangle
+        from cudakit.sanitize.report import Report
 
         return Report(suppressions=self._suppressions, demangle=demangle)
 

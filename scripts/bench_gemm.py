@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cudakit.core.bench.stats import ci_over_rounds
+from cudakit.bench.stats import ci_over_rounds
 
 SHAPES = Path(__file__).with_name("gemm_shapes.txt")
 MIN_RATIO = 0.99

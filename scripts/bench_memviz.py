@@ -30,7 +30,7 @@ CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
 # The same in an interpreter that finds no compiled reader, as after an installation without a compiler.
 _PROGRAM_WITHOUT_COMPILER = """
 import sys
-sys.modules["cudakit.core.memory.load._pickled"] = None
+sys.modules["cudakit.memory.load._pickled"] = None
 from cudakit.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -51,8 +51,8 @@ os._exit(0)
 _REPLAY_PROGRAM = """
 import sys, time
 from cudakit.api.memory import new_allocator
-from cudakit.core.memory.analyze import MemorySpec, analyze
-from cudakit.core.memory.load import load
+from cudakit.memory.analyze import MemorySpec, analyze
+from cudakit.memory.load import load
 from cudakit.torch_rules.actions import Action
 snapshot = load(sys.argv[1])
 if any((device.events.action == Action.OOM).any() for device in snapshot.devices):

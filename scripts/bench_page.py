@@ -28,11 +28,11 @@ from pathlib import Path
 import bench_memviz
 from playwright.sync_api import Page, sync_playwright
 
-from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.exports import WRITERS
-from cudakit.core.profile.present.page import explorer
-from cudakit.document import Document
-from cudakit.render import html
+from cudakit.profile.activities import Activities
+from cudakit.profile.exports import WRITERS
+from cudakit.profile.present.page import explorer
+from cudakit.report import html
+from cudakit.report.document import Document
 
 ROOT = Path(__file__).resolve().parent.parent
 EVENTS = 1_100_000
@@ -202,7 +202,7 @@ def report_memory(page: Page) -> None:
 def measure_profile(folder: Path, kernels: int = KERNELS) -> None:
     """Print the figures of the page of a random program, and of its other exports."""
     sys.path.append(str(ROOT / "tests"))  # The random program belongs to the tests.
-    from core.profile.recordings import training
+    from profile_recordings import training
 
     activities = training(kernels)
     page = folder / "page.html"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cudakit.core.profile.analysis import analyze
-from cudakit.core.profile.load import load_log
-from cudakit.core.profile.present.report import report
-from cudakit.render import console
+from cudakit.profile.analysis import analyze
+from cudakit.profile.load import load_log
+from cudakit.profile.present.report import report
+from cudakit.report import console
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import RECORD, Records, layout
 from cudakit.trace.run_log import LogWriter, Outcome

@@ -155,7 +155,7 @@ def measure_patch_build() -> Figures:
     """Time the build of the device patch, with an empty cache and with a full one."""
     code = (
         "import json, sys, time; from pathlib import Path;"
-        "from cudakit.gpu.capture.device_patch import build_patch;"
+        "from cudakit.record.device_patch import build_patch;"
         "from cudakit.gpu.compile_cache import CompileCache;"
         "from torch.cuda import get_device_capability;"
         "capability = get_device_capability(); start = time.perf_counter();"
@@ -169,7 +169,7 @@ def measure_patch_build() -> Figures:
 
 def measure_engine(folder: Path) -> Figures:
     """Record training steps, and time the engine on the trace."""
-    from cudakit.core.sanitize.engine import Engine
+    from cudakit.sanitize.engine import Engine
     from cudakit.trace.spool import Spool
 
     measure(PLAIN, "step", "--record", str(folder))

@@ -35,9 +35,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.sanitize.engine import Engine
-from cudakit.core.sanitize.reorder_buffer import ReorderBuffer
-from cudakit.core.sanitize.templates import TemplateAccesses
+from cudakit.sanitize.engine import Engine
+from cudakit.sanitize.reorder_buffer import ReorderBuffer
+from cudakit.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import (
     Access,
     Accessed,

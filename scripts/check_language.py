@@ -114,7 +114,7 @@ BOOL_ATTRIBUTE_STARTS = {r"^(?![Ww]hether\b|True if\b|False (?:if|for)\b)\S+": "
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("scripts/check_language.py", "*"): "lists the words",
     ("tests/scripts/test_check_language.py", "*"): "tests the words",
-    ("cudakit/core/bench/", "contender"): "a field of the JSON document cudakit.bench/1",
+    ("cudakit/bench/", "contender"): "a field of the JSON document cudakit.bench/1",
     ("tests/cli/bench/", "contender"): "the same field",
     ("tests/gpu/collectives/", "contender"): "the same field",
     ("scripts/bench_gemm.py", "contender"): "the same field",

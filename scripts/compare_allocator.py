@@ -81,7 +81,7 @@ def gpu_subjects() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, A
     from allocator_scenarios.streams_at_work import WorkOnGpu
     from allocator_scenarios.torch_subject import TorchSubject
 
-    from cudakit.core.allocator.upstream import GpuUpstream
+    from cudakit.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
 
     if set_variables := [name for name in VARIABLES if name in os.environ]:

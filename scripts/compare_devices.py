@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cudakit.core.devices.query import open_query
-from cudakit.core.devices.result import Device
+from cudakit.devices.query import open_query
+from cudakit.devices.result import Device
 from cudakit.gpu.api.facts import Field
 from cudakit.gpu.machine import open_machine
 from cudakit.units import Unavailable

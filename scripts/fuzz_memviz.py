@@ -39,7 +39,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cudakit.core.memory.load.machine import Machine
+from cudakit.memory.load.machine import Machine
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "data" / "fuzz"
 MAX_SECONDS = 10
@@ -220,9 +220,9 @@ def check_readers(content: bytes) -> str:
 
 
 def _snapshot_or_error(content: bytes, *, native: bool) -> object:
-    from cudakit.core.memory.load import pickled, schema
-    from cudakit.core.memory.load.limits import memory_error
     from cudakit.errors import SnapshotError
+    from cudakit.memory.load import pickled, schema
+    from cudakit.memory.load.limits import memory_error
 
     try:
         tree = pickled.read(content, native=native)

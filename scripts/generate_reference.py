@@ -32,8 +32,8 @@ from cudakit.cli.bench import SHARED_TITLE, BenchGroup
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, help_records
 from cudakit.cli.run import Launcher
-from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
-from cudakit.core.devices.diagnose.variable_table import known_variables
+from cudakit.devices.diagnose.checks import SELF_TEST, THEMES
+from cudakit.devices.diagnose.variable_table import known_variables
 from cudakit.errors import CudakitError
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
@@ -42,58 +42,58 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # The command line that prints the JSON document, and the dataclass of the document, by page.
 RESULTS = {
-    "cache-json.md": ("cache show --json", "cudakit.core.cache:CacheResult"),
-    "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
-    "bench-suite-json.md": ("bench suite --json", "cudakit.core.bench.health:SuiteResult"),
+    "cache-json.md": ("cache show --json", "cudakit.arrays.cache:CacheResult"),
+    "bench-json.md": ("bench NAME --json", "cudakit.bench.result:BenchResult"),
+    "bench-suite-json.md": ("bench suite --json", "cudakit.bench.health:SuiteResult"),
     "bench-fleet-json.md": (
         "bench suite --ray ADDRESS --json",
-        "cudakit.core.bench.fleet.result:FleetResult",
+        "cudakit.bench.fleet.result:FleetResult",
     ),
     "bench-tuned-json.md": (
         "bench gemm --tune --json",
-        "cudakit.core.bench.tuning.tuned:Tuned",
+        "cudakit.bench.tuning.tuned:Tuned",
     ),
     "bench-compare-json.md": (
         "bench compare A B --json",
-        "cudakit.core.bench.compare:Comparison",
+        "cudakit.bench.compare:Comparison",
     ),
-    "devices-json.md": ("devices --json", "cudakit.core.devices.result:DevicesResult"),
+    "devices-json.md": ("devices --json", "cudakit.devices.result:DevicesResult"),
     "devices-fields-json.md": (
         "devices --fields A,B --json",
-        "cudakit.core.devices.result:FieldsResult",
+        "cudakit.devices.result:FieldsResult",
     ),
     "devices-select-json.md": (
         "devices --select --json",
-        "cudakit.core.devices.result:SelectResult",
+        "cudakit.devices.result:SelectResult",
     ),
     "devices-list-fields-json.md": (
         "devices --list-fields --json",
-        "cudakit.core.devices.fields:FieldsList",
+        "cudakit.devices.fields:FieldsList",
     ),
-    "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.check:DoctorResult"),
+    "doctor-json.md": ("doctor --json", "cudakit.devices.diagnose.check:DoctorResult"),
     "doctor-explain-json.md": (
         "doctor --explain ID --json",
-        "cudakit.core.devices.explain:CheckExplanation",
+        "cudakit.devices.explain:CheckExplanation",
     ),
-    "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explanation"),
+    "explain-json.md": ("explain TERM --json", "cudakit.devices.explain:Explanation"),
     "run-json.md": (
         "run --sanitize -o FILE.json",
-        "cudakit.core.sanitize.result:SanitizeResult",
+        "cudakit.sanitize.result:SanitizeResult",
     ),
-    "profile-json.md": ("profile FILE --json", "cudakit.core.profile.result:ProfileResult"),
+    "profile-json.md": ("profile FILE --json", "cudakit.profile.result:ProfileResult"),
     "profile-diff-json.md": (
         "profile FILE --diff BEFORE --json",
-        "cudakit.core.profile.diff:ProfileDiff",
+        "cudakit.profile.diff:ProfileDiff",
     ),
-    "sanitize-json.md": ("sanitize FILE --json", "cudakit.core.sanitize.result:SanitizeResult"),
-    "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
+    "sanitize-json.md": ("sanitize FILE --json", "cudakit.sanitize.result:SanitizeResult"),
+    "memviz-json.md": ("memviz --json", "cudakit.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
         "memviz AFTER --diff BEFORE --json",
-        "cudakit.core.memory.result:DiffResult",
+        "cudakit.memory.result:DiffResult",
     ),
     "memviz-what-if-json.md": (
         "memviz --what-if SETTINGS --json",
-        "cudakit.core.memory.whatif.result:WhatIfResult",
+        "cudakit.memory.whatif.result:WhatIfResult",
     ),
 }
 

@@ -41,18 +41,18 @@ from typing import TypeGuard
 import check_races
 import race_logs
 
-from cudakit.core.sanitize.races import Coverage
-from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reorder_records
-from cudakit.core.sanitize.report import findings
-from cudakit.core.sanitize.result import SanitizeResult
-from cudakit.core.sanitize.templates import TemplateAccesses
+from cudakit.sanitize.races import Coverage
+from cudakit.sanitize.reorder_buffer import NEVER_READ, reorder_records
+from cudakit.sanitize.report import findings
+from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.templates import TemplateAccesses
 from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Batch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # The brute force search belongs to the tests.
 
-from core.sanitize.brute_force import (  # noqa: E402 it is found by the line above
+from sanitize.brute_force import (  # noqa: E402 it is found by the line above
     UnorderedPairs,
     unordered_accesses,
     with_graph_rows,

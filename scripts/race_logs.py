@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cudakit.core.sanitize.detector import RaceDetector
-from cudakit.core.sanitize.report import Report
-from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.gpu.demangle import demangle
+from cudakit.sanitize.detector import RaceDetector
+from cudakit.sanitize.report import Report
+from cudakit.sanitize.result import SanitizeResult
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, view
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome

@@ -58,7 +58,7 @@ def result_page(command_line: str, dataclass_path: str) -> str:
 
 
 def result_class(dataclass_path: str) -> type:
-    """Import the dataclass at a path such as ``cudakit.core.bench.result:BenchResult``."""
+    """Import the dataclass at a path such as ``cudakit.bench.result:BenchResult``."""
     module, attribute = dataclass_path.split(":")
     return typing.cast(type, getattr(import_module(module), attribute))
 

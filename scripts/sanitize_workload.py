@@ -147,11 +147,11 @@ def loop_times(recorder: Any) -> dict[str, Any]:
 
 def start_recorder(directory: Path) -> Any:
     """Start the recorder in this process before CUDA is initialized, as cudakit's agent does."""
-    from cudakit.gpu.capture.installed import SearchPaths, find_sanitizer_library
+    from cudakit.record.installed import SearchPaths, find_sanitizer_library
 
-    recorder = import_module("cudakit.gpu.capture._recorder")
+    recorder = import_module("cudakit.record._recorder")
     try:
-        walker = import_module("cudakit.gpu.capture._frames").walker
+        walker = import_module("cudakit.record._frames").walker
     except ImportError:
         walker = 0
     directory.mkdir(parents=True, exist_ok=True)

@@ -112,9 +112,9 @@ def levels(graph: dict[str, set[str]], components: list[tuple[str, ...]]) -> dic
 
 
 def package_of(path: Path) -> str:
-    """Return the package in which a file is counted: two levels in core and gpu, one elsewhere."""
+    """Return the package in which a file is counted: one level."""
     parts = path.relative_to(ROOT).parts[:-1]
-    return "/".join(parts[:3] if parts[1:2] in (("core",), ("gpu",)) else parts[:2])
+    return "/".join(parts[:2])
 
 
 def print_sizes() -> None:

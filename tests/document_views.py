@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudakit.document import Columns
-from cudakit.document.picture import NoData
+from cudakit.report.document import Columns
+from cudakit.report.picture import NoData
 
 
 def no_picture(_: Sequence[Columns]) -> NoData:

@@ -17,54 +17,62 @@ import cudakit
 
 ANYTHING = frozenset({""})
 
-# Any feature may import these, but no other feature and no renderer.
+# Any feature may import these, but no other feature and none of the writers of reports.
 FEATURE = {
     "torch_rules",
     "gpu.api",
-    "kernels",
+    "arrays",
     "trace",
-    "document",
+    "report.axis",
+    "report.document",
+    "report.picture",
     "serialize",
     "units",
     "errors",
     "input_files",
 }
+FEATURES = {"allocator", "bench", "devices", "memory", "profile", "sanitize"}
 
 # A package, and what of ours it may import besides itself. A file belongs to the longest name that fits.
 PACKAGES = {
     "units": frozenset(),
     "errors": frozenset(),
     "torch_rules": {"units", "errors"},
-    "document": {"units", "errors"},
-    "trace": {"units", "errors", "input_files"},
     "input_files": {"units", "errors"},
     "serialize": {"units"},
+    "report": {"serialize", "units", "errors"},
+    "trace": {"units", "errors", "input_files"},
     "gpu": {"trace", "serialize", "units", "errors"},
-    "kernels": {"gpu.api", "errors"},
-    "core.cache": FEATURE,
-    "core.devices": FEATURE,
-    "core.allocator": FEATURE,
-    "core.memory": FEATURE,
-    "core.sanitize": FEATURE,
-    "core.bench": FEATURE,
-    "core.profile": FEATURE,
-    "run": {"gpu.capture", "trace", "errors"},
-    "run.agent": frozenset(),
-    "render": {"document", "serialize", "units", "errors"},
-    "api": {"core", "kernels", "gpu", "run", "trace", "document", "torch_rules", "errors"},
-    "pytest_plugin": {
-        "api",
-        "core",
+    "gpu.sim.recorder": {"gpu", "trace", "record._frames"},
+    "record": {"gpu", "trace", "units", "errors"},
+    "record.agent": frozenset(),
+    "arrays": {"gpu", "errors"},
+    "arrays.cache": {"report.document", "units"},
+    "arrays.plugs": {"arrays", "gpu", "errors"},
+    **dict.fromkeys(FEATURES, FEATURE),
+    "api": {
+        *FEATURES,
+        "arrays",
         "gpu",
-        "run",
+        "record",
         "trace",
-        "document",
+        "report.document",
+        "torch_rules",
+        "errors",
+    },
+    "pytest_plugin": {
+        *FEATURES,
+        "api",
+        "gpu",
+        "record",
+        "trace",
+        "report.document",
         "torch_rules",
         "units",
         "errors",
     },
     "cli": ANYTHING,
-    "__init__": {"api", "gpu.nvtx", "gpu.cuda.current", "gpu.graphed.callable", "errors"},
+    "__init__": {"api", "arrays", "gpu", "errors"},
     "__main__": {"cli"},
 }
 
@@ -73,45 +81,44 @@ LAZY_PACKAGES = {"pytest_plugin"}
 
 # A module outside of the standard library, and the packages that may import it.
 THIRD_PARTY = {
-    "backports": {"core.memory"},  # zstd before Python 3.14
+    "backports": {"memory"},  # zstd before Python 3.14
     "click": {"cli"},
-    "compression": {"core.memory"},  # the same, of the standard library since then
+    "compression": {"memory"},  # the same, of the standard library since then
     "numpy": {
+        *FEATURES,
         "torch_rules",
-        "document",
+        "report",
         "serialize",
         "trace",
         "gpu",
-        "kernels",
-        "core",
-        "run",
-        "render",
+        "arrays",
+        "record",
         "api",
         "cli",
     },
     "pytest": {"pytest_plugin"},
-    "ray": {"core.bench"},
-    "rich": {"render"},
+    "ray": {"bench"},
+    "rich": {"report"},
     # The hardware layer.
-    "cuda": {"gpu"},
-    "cupti": {"gpu"},
-    "cupy": {"gpu"},
+    "cuda": {"gpu", "arrays.plugs", "record"},
+    "cupti": {"gpu", "arrays.plugs", "record"},
+    "cupy": {"gpu", "arrays.plugs", "record"},
     "nccl": {"gpu"},
-    "numba": {"gpu"},
+    "numba": {"gpu", "arrays.plugs", "record"},
     "nvmath": {"gpu"},
     "nvtx": {"gpu"},
     "pynvml": {"gpu"},
-    "rmm": {"gpu"},
-    "torch": {"gpu"},
+    "rmm": {"gpu", "arrays.plugs", "record"},
+    "torch": {"gpu", "arrays.plugs", "record"},
 }
 
 # Of the standard library, what loads a vendor's library and what writes to the user.
 RESTRICTED = {
-    "ctypes": {"gpu"},
+    "ctypes": {"gpu", "arrays.plugs", "record"},
     "print": {"cli"},
     "sys.exit": {"cli", "__main__"},
     "sys.stdout": {"cli"},
-    "sys.stderr": {"cli", "run.agent"},
+    "sys.stderr": {"cli", "record.agent"},
 }
 
 
@@ -235,41 +242,38 @@ MODULES = {_module_name(place): place for place in sorted(SOURCE.rglob("*.py"))}
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports_only_what_its_package_may(name: str) -> None:
-    if name == "core":  # its subpackages have the rows
-        assert MODULES[name].read_text() == ""
-    else:
-        assert violations(name, MODULES[name].read_text(encoding="utf-8")) == []
+    assert violations(name, MODULES[name].read_text(encoding="utf-8")) == []
 
 
 def test_modules_of_the_package_are_found() -> None:
-    assert {"errors", "document", "cli", "core.memory.snapshot", "__init__"} <= MODULES.keys()
+    assert {"errors", "report.document", "cli", "memory.snapshot", "__init__"} <= MODULES.keys()
 
 
 @pytest.mark.parametrize(
     ("name", "source"),
     [
         ("units", "from cudakit.errors import InputError"),
-        ("document", "from cudakit import render"),
-        ("core.memory.load", "import cudakit.core.sanitize.engine"),
-        ("core.memory.load", "from cudakit.core import bench"),
-        ("core.memory.load", "from cudakit.render.json import render"),
-        ("core.memory.load", "def f():\n    from cudakit.gpu.cuda import Cuda"),
-        ("core.memory.load", "from cudakit.gpu import sim"),
-        ("core.memory.load", "from cudakit import InputError"),
-        ("core.memory.load", "from importlib import import_module\nimport_module('cudakit.cli')"),
-        ("core.memory.load", "from . import tree"),
-        ("core.memory.load", "import torch"),
-        ("core.memory.load", "import rich.table"),
-        ("core.memory.load", "import requests"),
-        ("core.memory.load", "print(1)"),
-        ("core.memory.load", "import sys\nsys.stdout.write('x')"),
-        ("core.memory.load", "import click"),
-        ("render.console", "from cudakit.core.memory.result import MemoryResult"),
-        ("render.console", "import cuda.bindings.driver"),
-        ("run.agent.start", "from cudakit.errors import CudakitError"),
-        ("kernels.fill", "import ctypes"),
-        ("pytest_plugin", "from cudakit.core.sanitize.report import Report"),
-        ("__init__", "import cudakit.core.memory"),
+        ("trace", "from cudakit import report"),
+        ("memory.load", "import cudakit.sanitize.engine"),
+        ("memory.load", "from cudakit import bench"),
+        ("memory.load", "from cudakit.report.json import render"),
+        ("memory.load", "def f():\n    from cudakit.gpu.cuda import Cuda"),
+        ("memory.load", "from cudakit.gpu import sim"),
+        ("memory.load", "from cudakit import InputError"),
+        ("memory.load", "from importlib import import_module\nimport_module('cudakit.cli')"),
+        ("memory.load", "from . import tree"),
+        ("memory.load", "import torch"),
+        ("memory.load", "import rich.table"),
+        ("memory.load", "import requests"),
+        ("memory.load", "print(1)"),
+        ("memory.load", "import sys\nsys.stdout.write('x')"),
+        ("memory.load", "import click"),
+        ("report.console", "from cudakit.memory.result import MemoryResult"),
+        ("report.console", "import cuda.bindings.driver"),
+        ("record.agent.start", "from cudakit.errors import CudakitError"),
+        ("arrays.fill", "import ctypes"),
+        ("pytest_plugin", "from cudakit.sanitize.report import Report"),
+        ("__init__", "import cudakit.memory"),
         ("helpers", ""),
     ],
 )
@@ -280,16 +284,16 @@ def test_forbidden_module_is_reported(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("core.memory.load", "from cudakit.core.memory import snapshot"),
-        ("core.memory.load", "from cudakit.gpu import api"),
-        ("core.memory.load", "from cudakit.gpu.api import Gpu\nimport numpy as np, json"),
+        ("memory.load", "from cudakit.memory import snapshot"),
+        ("memory.load", "from cudakit.gpu import api"),
+        ("memory.load", "from cudakit.gpu.api import Gpu\nimport numpy as np, json"),
         ("gpu.cuda", "import ctypes\nfrom cuda.bindings import driver"),
-        ("render.html", "from cudakit.document import Document"),
-        ("cli.run", "import cudakit.gpu.sim, cudakit.run.supervisor\nprint(1)"),
-        ("run.supervisor", "from cudakit.gpu.capture import recorder"),
-        ("api", "from cudakit.core.memory.load import load_snapshot"),
-        ("pytest_plugin", "def f():\n    from cudakit.core.sanitize.report import Report"),
-        ("pytest_plugin", "if TYPE_CHECKING:\n    from cudakit.core.sanitize.report import Report"),
+        ("report.html", "from cudakit.report.document import Document"),
+        ("cli.run", "import cudakit.gpu.sim, cudakit.record.supervisor\nprint(1)"),
+        ("record.supervise", "from cudakit.gpu import nvml"),
+        ("api", "from cudakit.memory.load import load_snapshot"),
+        ("pytest_plugin", "def f():\n    from cudakit.sanitize.report import Report"),
+        ("pytest_plugin", "if TYPE_CHECKING:\n    from cudakit.sanitize.report import Report"),
         ("api", "from cudakit.errors import InputError"),
     ],
 )
@@ -297,12 +301,8 @@ def test_module_within_the_table_is_not_reported(name: str, source: str) -> None
     assert violations(name, source) == []
 
 
-def test_no_feature_of_core_may_know_another() -> None:
-    features = {package for package in PACKAGES if package.startswith("core.")}
-
-    assert not any(
-        _within(allowed, {"core"}) for package in features for allowed in PACKAGES[package]
-    )
+def test_no_feature_may_know_another() -> None:
+    assert not any(_within(allowed, FEATURES) for allowed in FEATURE)
 
 
 GUIDE = Path(__file__).parent.parent / "CONTRIBUTING.md"
@@ -315,8 +315,6 @@ def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
         what = ANYTHING if allowed == "everything" else frozenset(re.findall(r"`(.+?)`", allowed))
         shown |= dict.fromkeys(re.findall(r"`(.+?)`", packages), what)
 
-    feature = shown.pop("core.*")
-    shown |= {package: feature for package in PACKAGES if package.startswith("core.")}
     assert shown == PACKAGES
 
 
@@ -325,9 +323,9 @@ def test_the_import_table_for_contributors_is_the_one_enforced() -> None:
 _SYSTEM_PATH = re.compile(r"/(?:(?:proc|sys)(?:/\S*)?|dev/(?:nvidia|nvhost|dxg|kmsg|shm)\S*)")
 # A module outside of ``gpu`` that names such a path, and why it may.
 PATH_EXCEPTIONS = {
-    "run.agent.start": "imports the standard library only, and looks for CUDA among its own mappings",
-    "core.devices.diagnose.driver": "names what is absent in the evidence of a report",
-    "core.devices.diagnose.kernel": "names device nodes in reports",
+    "record.agent.start": "imports the standard library only, and looks for CUDA among its own mappings",
+    "devices.diagnose.driver": "names what is absent in the evidence of a report",
+    "devices.diagnose.kernel": "names device nodes in reports",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.core.memory.load import load
+from cudakit.memory.load import load
 
 FOLDER = Path(__file__).parents[1] / "examples" / "memory"
 _PROGRAMS = {

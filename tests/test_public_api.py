@@ -52,8 +52,8 @@ def test_installed_package_is_marked_as_typed() -> None:
 
 
 def test_installed_package_has_every_asset() -> None:
-    source = Path(__file__).parent.parent / "cudakit" / "render" / "assets"
-    installed = files("cudakit") / "render" / "assets"
+    source = Path(__file__).parent.parent / "cudakit" / "report" / "assets"
+    installed = files("cudakit") / "report" / "assets"
 
     names = {place.name for place in source.iterdir() if place.is_file()}
     assert names == {place.name for place in installed.iterdir()}

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to JSON values and back; tests/render/test_json.py tests single values."""
+"""Conversion of dataclasses to JSON values and back; tests/report/test_json.py tests single values."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cudakit.api import profiler
 
 if TYPE_CHECKING:
-    from cudakit.core.devices.result import DevicesResult
+    from cudakit.devices.result import DevicesResult
 
 __all__ = ["devices", "profiler"]
 
@@ -24,7 +24,7 @@ def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = Fals
     0 NVIDIA H200 132
     1 NVIDIA H200 132
     """
-    from cudakit.core.devices import query
+    from cudakit.devices import query
     from cudakit.gpu.machine import open_machine
 
     return query.read_devices(open_machine(gpu), processes=processes, topology=topology)

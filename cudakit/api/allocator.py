@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from cudakit.core.allocator.device_allocator import DeviceAllocator, ForkedAllocator
-from cudakit.core.allocator.guard import Reentered
-from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
-from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
-from cudakit.core.allocator.state import InvalidPointer, InvalidSize
+from cudakit.allocator.device_allocator import DeviceAllocator, ForkedAllocator
+from cudakit.allocator.guard import Reentered
+from cudakit.allocator.ipc import OpenedMemory, SharedMemory
+from cudakit.allocator.oom import OutOfMemory
+from cudakit.allocator.private_pools import GraphMemory, MemPool, PoolError
+from cudakit.allocator.state import InvalidPointer, InvalidSize
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu

@@ -6,11 +6,11 @@ import os
 import statistics
 from collections.abc import Callable, Mapping
 
+from cudakit.arrays.elementwise import TUNED_THREADS, Operand, element_bytes
+from cudakit.arrays.launch_plan import LaunchPlan, PlannedKernels, arguments_of
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, byte_range
 from cudakit.gpu.compile_cache import Label, cache_key, user_cache
-from cudakit.kernels.elementwise import TUNED_THREADS, Operand, element_bytes
-from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels, arguments_of
 
 _ROUNDS = 7
 _LAUNCHES = 10  # number of launches per round and block size

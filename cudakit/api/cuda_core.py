@@ -10,10 +10,10 @@ from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.allocator import Allocator
 
 if TYPE_CHECKING:
-    from cudakit.gpu.plugs.cuda_core import AllocatorResource
+    from cudakit.arrays.plugs.cuda_core import AllocatorResource
 else:
     try:
-        from cudakit.gpu.plugs.cuda_core import AllocatorResource
+        from cudakit.arrays.plugs.cuda_core import AllocatorResource
     except MissingDependency as error:
         _import_error = error
 

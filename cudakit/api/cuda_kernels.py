@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cudakit.api.kernel_calls import KernelCall, bind_arguments
-from cudakit.errors import UsageError
-from cudakit.gpu.api import Argument, Dim3, Kernel, Ptr
-from cudakit.gpu.api.arrays import ArrayView
-from cudakit.kernels.cuda_source import (
+from cudakit.arrays.cuda_source import (
     TEMPLATE_TYPES,
     KernelParameter,
     convert_number,
     kernel_source,
 )
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Argument, Dim3, Kernel, Ptr
+from cudakit.gpu.api.arrays import ArrayView
 
 if TYPE_CHECKING:
+    from cudakit.arrays.elementwise import Operand
     from cudakit.gpu.api import Gpu
-    from cudakit.kernels.elementwise import Operand
 
 
 class CudaKernel:

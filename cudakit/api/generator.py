@@ -23,10 +23,8 @@ from cudakit.api.random_arrays import (
     advance_counter,
 )
 from cudakit.api.random_counter import GeneratorCounter
-from cudakit.errors import InputError, UsageError
-from cudakit.gpu.api import Gpu
-from cudakit.kernels.philox import philox
-from cudakit.kernels.random import (
+from cudakit.arrays.philox import philox
+from cudakit.arrays.random import (
     Draw,
     bits_draw,
     integers_draw,
@@ -34,7 +32,9 @@ from cudakit.kernels.random import (
     permutation_draw,
     uniform_draw,
 )
-from cudakit.kernels.random_values import ATTEMPT_SHIFT, Counter
+from cudakit.arrays.random_values import ATTEMPT_SHIFT, Counter
+from cudakit.errors import InputError, UsageError
+from cudakit.gpu.api import Gpu
 
 _STATE_VERSION = 1
 _ALGORITHM = "philox4x32-10"

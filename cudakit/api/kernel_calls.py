@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from cudakit.arrays.elementwise import Operand, ResultType
+from cudakit.arrays.launch_plan import (
+    NO_SCRATCH,
+    Address,
+    LaunchPlan,
+    Parameter,
+    PlannedKernels,
+    Scalar,
+    Scratch,
+)
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
 from cudakit.gpu.arrays import (
@@ -19,16 +29,6 @@ from cudakit.gpu.arrays import (
 )
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
-from cudakit.kernels.elementwise import Operand, ResultType
-from cudakit.kernels.launch_plan import (
-    NO_SCRATCH,
-    Address,
-    LaunchPlan,
-    Parameter,
-    PlannedKernels,
-    Scalar,
-    Scratch,
-)
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda

@@ -15,18 +15,18 @@ from cudakit.api.kernel_calls import (
     bind_outputs,
     stream_of,
 )
+from cudakit.arrays.elementwise import (
+    ElementwiseProgram,
+    Operand,
+    ResultType,
+)
+from cudakit.arrays.launch_plan import LaunchPlan, arguments_of
+from cudakit.arrays.reduction import ReductionProgram
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
 from cudakit.gpu.fast_call import FastCall
-from cudakit.kernels.elementwise import (
-    ElementwiseProgram,
-    Operand,
-    ResultType,
-)
-from cudakit.kernels.launch_plan import LaunchPlan, arguments_of
-from cudakit.kernels.reduction import ReductionProgram
 
 if TYPE_CHECKING:
     import numpy.typing as npt

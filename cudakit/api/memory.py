@@ -7,12 +7,12 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cudakit.core.memory.result import DiffResult, MemoryResult
-    from cudakit.core.memory.snapshot import Snapshot
-    from cudakit.core.memory.whatif import WhatIfSpec
-    from cudakit.core.memory.whatif.device import ReplayDevice
-    from cudakit.core.memory.whatif.replay import ReplayAllocator
-    from cudakit.core.memory.whatif.result import WhatIfResult
+    from cudakit.memory.result import DiffResult, MemoryResult
+    from cudakit.memory.snapshot import Snapshot
+    from cudakit.memory.whatif import WhatIfSpec
+    from cudakit.memory.whatif.device import ReplayDevice
+    from cudakit.memory.whatif.replay import ReplayAllocator
+    from cudakit.memory.whatif.result import WhatIfResult
     from cudakit.torch_rules.settings import Settings
 
     Path = str | PathLike[str]
@@ -28,8 +28,8 @@ def load_snapshot(path: Path) -> Snapshot:
     >>> len(snapshot.devices[0].events)
     5665
     """
-    from cudakit.core.memory.load import load
     from cudakit.gpu.run_context.host_memory import available_host_memory
+    from cudakit.memory.load import load
 
     return load(fspath(path), available_host_memory())
 
@@ -51,8 +51,8 @@ def memviz(
     >>> result.devices[0].peak.requested_bytes
     146447695872
     """
-    from cudakit.core.memory.analyze import MemorySpec, analyze
-    from cudakit.core.memory.selection import parse_device, parse_moment, parse_pool, parse_stream
+    from cudakit.memory.analyze import MemorySpec, analyze
+    from cudakit.memory.selection import parse_device, parse_moment, parse_pool, parse_stream
 
     spec = MemorySpec(
         at=parse_moment(at),
@@ -71,8 +71,8 @@ def memviz_diff(before: Path, after: Path) -> DiffResult:
     >>> diff.grew_beyond(0.05)
     True
     """
-    from cudakit.core.memory.analyze import MemorySpec
-    from cudakit.core.memory.analyze.diff import diff
+    from cudakit.memory.analyze import MemorySpec
+    from cudakit.memory.analyze.diff import diff
 
     return diff(load_snapshot(before), load_snapshot(after), MemorySpec())
 
@@ -92,7 +92,7 @@ def memviz_what_if(
     >>> result.devices[0].headline
     'expandable_segments:True would have let the failed request succeed, with 130 GiB reserved at the peak'
     """
-    from cudakit.core.memory.whatif import WhatIfSpec
+    from cudakit.memory.whatif import WhatIfSpec
 
     return replay_snapshots([load_snapshot(path)], WhatIfSpec(settings, limit_bytes, device))
 
@@ -103,13 +103,13 @@ def replay_snapshots(
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
     """Return the result of a WhatIfSpec for loaded snapshots. Raises the errors of ``memviz_what_if``."""
-    from cudakit.core.memory.whatif import what_if
+    from cudakit.memory.whatif import what_if
 
     return what_if(spec, snapshots, new_allocator, progress)
 
 
 def new_allocator(device: ReplayDevice, settings: Settings, search_again: bool) -> ReplayAllocator:
-    """Return the caching allocator for a replay by ``core.memory.whatif``."""
-    from cudakit.core.allocator.allocator import CachingAllocator
+    """Return the caching allocator for a replay by ``memory.whatif``."""
+    from cudakit.allocator.allocator import CachingAllocator
 
     return CachingAllocator(device, settings, search_again=search_again)

@@ -8,12 +8,12 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from cudakit.api.kernel_calls import stream_of
+from cudakit.arrays.nonfinite import COUNTER_BYTES, NonFiniteKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray, order_streams
-from cudakit.kernels.nonfinite import COUNTER_BYTES, NonFiniteKernels
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # The dtype of the real and the imaginary part, by the dtype of a complex array.

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from cudakit.core.profile.activities import ActivityCollector
-from cudakit.core.profile.analysis import ProfileSpec, analyze
-from cudakit.core.profile.idle import launched_work
-from cudakit.core.profile.result import ProfileResult
-from cudakit.core.profile.timeline import Timeline, timeline
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Event, Gpu, Stream
-from cudakit.gpu.capture.recording import Recording, begin_profile
 from cudakit.gpu.demangle import demangle
+from cudakit.profile.activities import ActivityCollector
+from cudakit.profile.analysis import ProfileSpec, analyze
+from cudakit.profile.idle import launched_work
+from cudakit.profile.result import ProfileResult
+from cudakit.profile.timeline import Timeline, timeline
+from cudakit.record.recording import Recording, begin_profile
 from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]

@@ -14,6 +14,10 @@ import numpy as np
 
 from cudakit.api.kernel_calls import stream_of
 from cudakit.api.random_counter import GeneratorCounter
+from cudakit.arrays.launch_plan import NO_SCRATCH
+from cudakit.arrays.random import NO_COUNTER, Draw, RandomKernels, fill_on_host
+from cudakit.arrays.random_kernel_source import THREADS
+from cudakit.arrays.random_values import Counter
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import contiguous_strides
@@ -21,10 +25,6 @@ from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray, array_factory, is_captured, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
-from cudakit.kernels.launch_plan import NO_SCRATCH
-from cudakit.kernels.random import NO_COUNTER, Draw, RandomKernels, fill_on_host
-from cudakit.kernels.random_kernel_source import THREADS
-from cudakit.kernels.random_values import Counter
 
 if TYPE_CHECKING:
     from cudakit.gpu._fast_call import ArrayFactory

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from cudakit.arrays.random import COUNTER_BYTES, Draw, RandomKernels
+from cudakit.arrays.random_values import Counter
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.fast_call import LaunchCounter
-from cudakit.kernels.random import COUNTER_BYTES, Draw, RandomKernels
-from cudakit.kernels.random_values import Counter
 
 CounterChange = Callable[[Counter], Counter]
 

@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from cudakit.core.memory.record.jax_profile import arrays_of_message
-from cudakit.core.memory.record.pools import JAX
-from cudakit.core.memory.record.process import ProcessMemory
-from cudakit.core.memory.record.snapshot_file import (
+from cudakit.memory.record.jax_profile import arrays_of_message
+from cudakit.memory.record.pools import JAX
+from cudakit.memory.record.process import ProcessMemory
+from cudakit.memory.record.snapshot_file import (
     build_snapshot,
     extended_stem,
     write_snapshot,
 )
-from cudakit.gpu.capture.memory_recording import MemorySource, begin_memory
-from cudakit.gpu.capture.torch_import import after_import
-from cudakit.gpu.capture.torch_memory import TorchHistory
+from cudakit.record.memory_recording import MemorySource, begin_memory
+from cudakit.record.torch_import import after_import
+from cudakit.record.torch_memory import TorchHistory
 from cudakit.trace.spool import Batch
 
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Literal, TypeAlias
 
-from cudakit.core.sanitize.detector import RaceDetector
-from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.report import Report, findings, message
-from cudakit.core.sanitize.result import FoundRace, SanitizeResult
-from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.errors import RaceError, UsageError
-from cudakit.gpu.capture.recording import begin
 from cudakit.gpu.demangle import demangle
+from cudakit.record.recording import begin
+from cudakit.sanitize.detector import RaceDetector
+from cudakit.sanitize.races import Confidence
+from cudakit.sanitize.report import Report, findings, message
+from cudakit.sanitize.result import FoundRace, SanitizeResult
+from cudakit.sanitize.suppressions import suppressions
 from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]

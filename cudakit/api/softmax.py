@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 from cudakit.api.kernel_calls import KernelCall, KernelsByDevice
+from cudakit.arrays.elementwise import ResultType, check_overlaps, element_bytes
+from cudakit.arrays.launch_plan import arguments_of
+from cudakit.arrays.softmax import plan_softmax
 from cudakit.errors import UsageError
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.arrays import operand_of
 from cudakit.gpu.fast_call import FastCall
-from cudakit.kernels.elementwise import ResultType, check_overlaps, element_bytes
-from cudakit.kernels.launch_plan import arguments_of
-from cudakit.kernels.softmax import plan_softmax
 
 
 def softmax(x: Any, *, out: Any = None, stream: object = None) -> Any:

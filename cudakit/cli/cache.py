@@ -27,7 +27,7 @@ from cudakit.errors import (
 )
 
 if TYPE_CHECKING:
-    from cudakit.core.cache import CacheResult, Cleared, Warmed
+    from cudakit.arrays.cache import CacheResult, Cleared, Warmed
     from cudakit.gpu.compile_cache import CompileCache
 
 _ARCHITECTURE = re.compile(r"(?:sm_)?(\d{1,2})\.?(\d)")
@@ -80,7 +80,7 @@ def clear(*, output: OutputOptions) -> int:
     \b
     cudakit cache clear
     """
-    from cudakit.core.cache import Cleared
+    from cudakit.arrays.cache import Cleared
 
     compile_cache = _user_cache()
     with open_outputs(output) as outputs:
@@ -160,7 +160,7 @@ def _result(
     cleared: Cleared | None = None,
     warmed: tuple[Warmed, ...] = (),
 ) -> CacheResult:
-    from cudakit.core.cache import CacheResult, Image
+    from cudakit.arrays.cache import CacheResult, Image
 
     with _os_errors_reported(compile_cache):
         images, unusable_files = compile_cache.images()
@@ -186,7 +186,7 @@ def _result(
 
 
 def _report(result: CacheResult) -> Report:
-    from cudakit.core.cache import report
+    from cudakit.arrays.cache import report
 
     return Report(result=result, document=lambda: report(result))
 
@@ -203,7 +203,7 @@ def _parse_capability(text: str) -> tuple[int, int]:
 
 
 def _capabilities_of_this_machine() -> list[tuple[int, int]]:
-    from cudakit.gpu.capture.device_patch import device_capabilities
+    from cudakit.record.device_patch import device_capabilities
 
     capabilities = sorted(device_capabilities())
     if not capabilities:
@@ -215,8 +215,8 @@ def _compile_sources(
     compile_cache: CompileCache, capabilities: Sequence[tuple[int, int]], progress: Progress
 ) -> Iterator[Warmed]:
     """Compile all sources for each capability."""
-    from cudakit.core.cache import Warmed
-    from cudakit.gpu.capture.device_patch import OLDEST_CAPABILITY, PATCH_IMAGE_NAME
+    from cudakit.arrays.cache import Warmed
+    from cudakit.record.device_patch import OLDEST_CAPABILITY, PATCH_IMAGE_NAME
 
     for capability_index, capability in enumerate(capabilities):
         compile_functions = _compile_functions(compile_cache)
@@ -247,11 +247,11 @@ def _compile_functions(
     compile_cache: CompileCache,
 ) -> dict[str, partial[bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
+    from cudakit.arrays import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
+    from cudakit.arrays.random_kernel_source import STORED_COUNTER_SOURCE
     from cudakit.gpu import selftest
-    from cudakit.gpu.capture.device_patch import PATCH_IMAGE_NAME, build_patch
     from cudakit.gpu.compile import compile_cuda
-    from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
-    from cudakit.kernels.random_kernel_source import STORED_COUNTER_SOURCE
+    from cudakit.record.device_patch import PATCH_IMAGE_NAME, build_patch
 
     modules = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
     sources = {module.__name__.rpartition(".")[2]: module.SOURCE for module in modules}

@@ -11,14 +11,14 @@ from cudakit.cli.options import Command, OutputOptions, Value, output_options
 from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 
 if TYPE_CHECKING:
-    from cudakit.core.devices.explain import Topic
+    from cudakit.devices.explain import Topic
 
 _CUDA_SOURCE = "CUDA Driver API and CUDA Runtime API, data types"
 
 
 def explained_terms() -> tuple[str, ...]:
     """Return the names of all topics, for shell completion."""
-    from cudakit.core.devices.explain import topic_names
+    from cudakit.devices.explain import topic_names
 
     return topic_names(_cuda_errors())
 
@@ -49,7 +49,7 @@ def explain_terms(
 
     Raises UsageError, with similar names, for an unknown term.
     """
-    from cudakit.core.devices.explain import check_explanation, explain, report, sentence
+    from cudakit.devices.explain import check_explanation, explain, report, sentence
 
     explanation = explain(words, _cuda_errors())
     result = (check_explanation(explanation) if for_doctor else None) or explanation
@@ -66,7 +66,7 @@ def explain_terms(
 
 
 def _cuda_errors() -> list[Topic]:
-    from cudakit.core.devices.explain import Topic
+    from cudakit.devices.explain import Topic
     from cudakit.gpu.driver_errors import RUNTIME_ONLY, Status, remedy, runtime_name
 
     cuda_errors = [

@@ -101,7 +101,7 @@ def _print_error(
 
 def _write_json(error: CudakitError, exit_code: int, open_output: Callable[[], Output]) -> bool:
     """Write an error as a JSON document; return False if the stream is closed or its disk is full."""
-    from cudakit.render.json import render_error
+    from cudakit.report.json import render_error
 
     try:
         stream = open_output()
@@ -113,7 +113,7 @@ def _write_json(error: CudakitError, exit_code: int, open_output: Callable[[], O
 
 
 def _shorten(text: str, limit: int) -> str:
-    from cudakit.render.escape import shorten
+    from cudakit.report.escape import shorten
 
     return shorten(printable(text), limit)
 

@@ -28,10 +28,10 @@ from cudakit.cli.progress import progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
 
 if TYPE_CHECKING:
-    from cudakit.core.memory.analyze import MemorySpec
-    from cudakit.core.memory.result import DiffResult, FileFacts, MemoryResult
-    from cudakit.core.memory.snapshot import Snapshot
-    from cudakit.core.memory.whatif.result import WhatIfResult
+    from cudakit.memory.analyze import MemorySpec
+    from cudakit.memory.result import DiffResult, FileFacts, MemoryResult
+    from cudakit.memory.snapshot import Snapshot
+    from cudakit.memory.whatif.result import WhatIfResult
 
 # Formats of the report on snapshots; comparisons and replays have the common formats only.
 _EXPORTS = ("csv", "perfetto.json", "speedscope.json", "collapsed")
@@ -49,19 +49,19 @@ _OLD_FORMAT_OPTIONS = MappingProxyType(
 
 
 def _parse_moment(text: str) -> str | int:
-    from cudakit.core.memory.selection import parse_moment
+    from cudakit.memory.selection import parse_moment
 
     return parse_moment(text)
 
 
 def _parse_device(text: str) -> int:
-    from cudakit.core.memory.selection import parse_device
+    from cudakit.memory.selection import parse_device
 
     return parse_device(text)
 
 
 def _parse_pool(text: str) -> tuple[int, int]:
-    from cudakit.core.memory.selection import parse_pool
+    from cudakit.memory.selection import parse_pool
 
     return parse_pool(text)
 
@@ -197,7 +197,7 @@ def memviz(
     cudakit memviz after.pkl --diff before.pkl --fail-on growth:5%
     cudakit memviz snapshot.pkl --what-if expandable_segments:True
     """
-    from cudakit.core.memory.analyze import MemorySpec
+    from cudakit.memory.analyze import MemorySpec
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
     _refuse_options_without_effect(
@@ -254,8 +254,8 @@ def _show(
     summary_only: bool,
 ) -> int:
     from cudakit.api.memory import new_allocator
-    from cudakit.core.memory.analyze import analyze
-    from cudakit.core.memory.present import brief_sentences, report, summary_report
+    from cudakit.memory.analyze import analyze
+    from cudakit.memory.present import brief_sentences, report, summary_report
 
     with open_outputs(options) as outputs:
         result = analyze(_load_snapshots(files, quiet=options.quiet), spec, new_allocator)
@@ -286,8 +286,8 @@ def _compare(
 ) -> int:
     if len(files) != 1:
         raise click.UsageError("--diff compares one SNAPSHOT with BEFORE; name one SNAPSHOT")
-    from cudakit.core.memory.analyze.diff import diff
-    from cudakit.core.memory.present.diff import report
+    from cudakit.memory.analyze.diff import diff
+    from cudakit.memory.present.diff import report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         before_snapshot, after_snapshot = _load_snapshots((before, files[0]), quiet=options.quiet)
@@ -306,8 +306,8 @@ def _replay(
     options: OutputOptions,
 ) -> int:
     from cudakit.api.memory import replay_snapshots
-    from cudakit.core.memory.whatif import WhatIfSpec
-    from cudakit.core.memory.whatif.present import brief_sentences, report
+    from cudakit.memory.whatif import WhatIfSpec
+    from cudakit.memory.whatif.present import brief_sentences, report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         what_if_spec = WhatIfSpec(settings=settings, limit_bytes=limit_bytes, device=spec.device)
@@ -339,7 +339,7 @@ def _load_snapshots(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
 
 
 def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> None:
-    from cudakit.core.memory.load.pickled import has_compiled_reader
+    from cudakit.memory.load.pickled import has_compiled_reader
 
     has_pickle = any(file.format == "pickle" for file in files)
     if has_pickle and not options.quiet and not has_compiled_reader():
@@ -351,8 +351,8 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
 
 
 def _export(export_format: str, result: MemoryResult) -> Text:
-    from cudakit.core.memory.present import exports
-    from cudakit.render import collapsed, csv, perfetto, speedscope
+    from cudakit.memory.present import exports
+    from cudakit.report import collapsed, csv, perfetto, speedscope
 
     match export_format:
         case "csv":

@@ -143,7 +143,7 @@ def is_capable_terminal(stream: TextIO | None) -> bool:
 
 def printable(text: str) -> str:
     """Return untrusted text as one line, with control characters escaped."""
-    from cudakit.render.escape import escape_invisible
+    from cudakit.report.escape import escape_invisible
 
     return escape_invisible(" ".join(line.strip() for line in text.splitlines()))
 

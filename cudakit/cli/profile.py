@@ -30,12 +30,12 @@ from cudakit.errors import UsageError
 from cudakit.units import capitalized
 
 if TYPE_CHECKING:
+    from cudakit.bench.result import BenchResult
     from cudakit.cli.report import Outputs
-    from cudakit.core.bench.result import BenchResult
-    from cudakit.core.profile.activities import Activities
-    from cudakit.core.profile.analysis import DeviceGaps
-    from cudakit.core.profile.limits import MeasuredLimits
-    from cudakit.core.profile.result import ProfileResult
+    from cudakit.profile.activities import Activities
+    from cudakit.profile.analysis import DeviceGaps
+    from cudakit.profile.limits import MeasuredLimits
+    from cudakit.profile.result import ProfileResult
     from cudakit.trace.run_log import Outcome
 
 # Formats that need the activities of a run, which a saved result does not have.
@@ -162,8 +162,8 @@ def _compare(
     limit: float | None,
 ) -> int:
     """Write the comparison of two profiles, and return the exit code."""
-    from cudakit.core.profile.diff import compare
-    from cudakit.core.profile.present import diff as present_diff
+    from cudakit.profile.diff import compare
+    from cudakit.profile.present import diff as present_diff
 
     diff = compare(before_result, after_result)
     outputs.write(
@@ -190,9 +190,9 @@ class Profile:
         self, *, top: int = 10, by: Literal["kernel", "line", "range"] | None = None
     ) -> Report:
         """Return the report in every format; formats of the timeline need activities."""
-        from cudakit.core.profile.exports import WRITERS
-        from cudakit.core.profile.present import report as present
-        from cudakit.render import html
+        from cudakit.profile.exports import WRITERS
+        from cudakit.profile.present import report as present
+        from cudakit.report import html
 
         activities = self.activities
         writers = {
@@ -212,7 +212,7 @@ class Profile:
 
     def run_report(self, reason_without_work: str) -> Report:
         """Return the report of ``run --profile``; without GPU work the text is a line per reason."""
-        from cudakit.core.profile.present.report import NO_WORK
+        from cudakit.profile.present.report import NO_WORK
 
         run_report = self.report()
         if self.result.devices:
@@ -234,8 +234,8 @@ def analyze_activities(
     activities: Sequence[Activities], outcome: Outcome, *, step_range: str | None = None
 ) -> Profile:
     """Return the profile of recorded activities, with kernel names in readable form."""
-    from cudakit.core.profile.analysis import ProfileSpec, analyze
     from cudakit.gpu.demangle import demangle
+    from cudakit.profile.analysis import ProfileSpec, analyze
 
     activities = [
         replace(process, strings=tuple(map(demangle, process.strings))) for process in activities
@@ -255,8 +255,8 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
 
     Raises UsageError if a file has no measurement of copies, of memory writes or of launches.
     """
-    from cudakit.core.bench.load import load_result
-    from cudakit.core.profile.limits import compare_limits, why_nothing_compared
+    from cudakit.bench.load import load_result
+    from cudakit.profile.limits import compare_limits, why_nothing_compared
 
     bench_results = [(file, load_result(Path(file))) for file in files]
     compared = replace(result, limits=(), launch_limits=())
@@ -278,7 +278,7 @@ def _measured_limits(
     bench_results: Iterable[tuple[str, BenchResult]], *, simulated: bool
 ) -> MeasuredLimits:
     """Return the limits in results of ``cudakit bench``, each with its file."""
-    from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits
+    from cudakit.profile.limits import MIN_COPY_BYTES, MeasuredLimits
 
     copy_rates: dict[str, float] = {}
     write_rates: list[tuple[int, float]] = []
@@ -310,7 +310,7 @@ def _measured_limits(
 
 def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
     """Read a saved result or a log."""
-    from cudakit.core.profile.load import is_saved_result, load_log, load_result
+    from cudakit.profile.load import is_saved_result, load_log, load_result
 
     path = Path(file)
     if is_saved_result(path):

@@ -17,7 +17,7 @@ from cudakit.cli.output import Output, open_file, printable, standard_error, sta
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
-    from cudakit.document import Document, Note, Table
+    from cudakit.report.document import Document, Note, Table
 
 # Suffix of a format of benchmarks only. Other reports do not write JSON to such a file.
 _NVBENCH = "nvbench.json"
@@ -52,11 +52,11 @@ class Report:
         if suffix in self.exports:
             return self.exports[suffix]()
         if suffix == "json":
-            from cudakit.render import json
+            from cudakit.report import json
 
             return json.render(self.result)
         if suffix == "txt":
-            from cudakit.render import console
+            from cudakit.report import console
 
             return console.render(
                 self.document(),
@@ -66,10 +66,10 @@ class Report:
                 height=target.height,
             )
         if suffix == "html":
-            from cudakit.render import html
+            from cudakit.report import html
 
             return html.render(self.document(), footer=_page_footer())
-        from cudakit.render import markdown
+        from cudakit.report import markdown
 
         return markdown.render(self.document())
 
@@ -127,7 +127,7 @@ def _severity(sentence: str | Note) -> int:
 
 def _brief_line(sentence: str | Note) -> str:
     """Return a sentence as one line; a Note begins with its symbol, as in the report."""
-    from cudakit.render.values import SYMBOLS
+    from cudakit.report.values import SYMBOLS
 
     if isinstance(sentence, str):
         return printable(sentence)
@@ -147,7 +147,7 @@ def _page_footer() -> str:
 
 def main_rows(document: Document) -> Iterator[str]:
     """Yield the rows of the first table outside of sections."""
-    from cudakit.document import Table
+    from cudakit.report.document import Table
 
     for table in [node for node in document.nodes if isinstance(node, Table)][:1]:
         yield from table_rows(table)
@@ -158,7 +158,7 @@ def table_rows(table: Table) -> Iterator[str]:
 
     Each reason why a row has no value appears once: ``time n/a (not supported)``.
     """
-    from cudakit.render.values import format_value
+    from cudakit.report.values import format_value
     from cudakit.units import Unavailable
 
     for row in table.rows:
@@ -178,7 +178,7 @@ def table_rows(table: Table) -> Iterator[str]:
 
 def brief_sentences(document: Document) -> tuple[str | Note, ...]:
     """Return title, warnings and errors of a document, and the ok notes outside of sections."""
-    from cudakit.document import Note, walk
+    from cudakit.report.document import Note, walk
 
     top_level_ids = {id(node) for node in document.nodes}
     notes = [
@@ -191,7 +191,7 @@ def brief_sentences(document: Document) -> tuple[str | Note, ...]:
 
 
 def _to_ascii(text: str) -> str:
-    from cudakit.render.console.text import ascii_drawing, ascii_symbols
+    from cudakit.report.console.text import ascii_drawing, ascii_symbols
 
     return ascii_drawing(ascii_symbols(text))
 

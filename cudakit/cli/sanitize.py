@@ -34,7 +34,7 @@ from cudakit.cli.run.race_report import (
 )
 
 if TYPE_CHECKING:
-    from cudakit.core.sanitize.result import SanitizeResult
+    from cudakit.sanitize.result import SanitizeResult
 
 
 @click.command(cls=Command)
@@ -105,11 +105,11 @@ def _analyze(
     strict_threads: bool,
     progress: Progress,
 ) -> SanitizeResult:
-    from cudakit.core.sanitize.detector import analyze_log
-    from cudakit.core.sanitize.races import Confidence
-    from cudakit.core.sanitize.report import Report
-    from cudakit.core.sanitize.suppressions import suppressions
     from cudakit.gpu.demangle import demangle
+    from cudakit.sanitize.detector import analyze_log
+    from cudakit.sanitize.races import Confidence
+    from cudakit.sanitize.report import Report
+    from cudakit.sanitize.suppressions import suppressions
     from cudakit.trace.run_log import LogReader
 
     min_confidence = Confidence(show)

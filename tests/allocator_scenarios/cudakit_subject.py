@@ -11,12 +11,12 @@ from allocator_scenarios.canonical import Addresses
 from allocator_scenarios.scenario import DEFAULT
 from allocator_scenarios.streams_at_work import Work, WorkInMemory
 from allocator_scenarios.upstreams import UpstreamAtAddresses, UpstreamInMemory
-from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.pool_calls import PoolState
-from cudakit.core.allocator.private_pools import GraphMemory, MemPool
-from cudakit.core.allocator.state import InvalidPointer
-from cudakit.core.allocator.upstream import Upstream
+from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.oom import OutOfMemory
+from cudakit.allocator.pool_calls import PoolState
+from cudakit.allocator.private_pools import GraphMemory, MemPool
+from cudakit.allocator.state import InvalidPointer
+from cudakit.allocator.upstream import Upstream
 from cudakit.errors import InputError
 from cudakit.torch_rules.settings import parse_config
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from allocator_scenarios.scenario import STREAMS
 from allocator_scenarios.upstreams import UpstreamInMemory
-from cudakit.core.allocator.upstream import CaptureGraph, GpuGraph
+from cudakit.allocator.upstream import CaptureGraph, GpuGraph
 from cudakit.gpu.api import Gpu, Ptr, Stream
 
 MAX_GATE_NS = 2_000_000_000

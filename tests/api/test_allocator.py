@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import cudakit
+from cudakit.arrays.plugs.numba import UNUSED_STREAM
 from cudakit.errors import Unsupported, UsageError
-from cudakit.gpu.plugs.numba import UNUSED_STREAM
 from cudakit.gpu.sim import Sim
 
 MIB = 1 << 20

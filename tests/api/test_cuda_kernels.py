@@ -12,10 +12,10 @@ import pytest
 from gpu.test_compile import needs_nvrtc
 
 import cudakit
+from cudakit.arrays.cuda_source import kernel_source
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.sim import Sim
-from cudakit.kernels.cuda_source import kernel_source
 
 AXPY = """
 // __global__ void not_a_kernel(int x) in a comment

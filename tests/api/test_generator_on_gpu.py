@@ -14,11 +14,11 @@ import pytest
 
 import cudakit
 from cudakit import Generator
+from cudakit.arrays.philox import philox
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.arrays import shared_device
 from cudakit.gpu.device_array import DeviceArray
-from cudakit.kernels.philox import philox
 
 pytestmark = pytest.mark.gpu
 

@@ -16,12 +16,12 @@ from hypothesis.extra import numpy as arrays
 
 import cudakit
 from cudakit.api.nonfinite import NonFinite
+from cudakit.arrays.nonfinite import NonFiniteKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
-from cudakit.kernels.nonfinite import NonFiniteKernels
 
 FLOATS = ("float16", "float32", "float64")
 SIM = Sim()

@@ -13,20 +13,20 @@ from browser.conftest import (
     evaluate,
     wait_until_drawn,
 )
-from core.memory import builders, strategies
-from core.memory.history import History
 from hypothesis import HealthCheck, Phase, given, settings
 from invocation import run_cli
+from memory import builders, strategies
+from memory.history import History
 from playwright.sync_api import Browser
 
-from cudakit.core.memory.analyze import MemorySpec, analyze
-from cudakit.core.memory.analyze.diff import diff
-from cudakit.core.memory.load import load
-from cudakit.core.memory.present import report
-from cudakit.core.memory.replay import Replay, replay
-from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
-from cudakit.document import Frame
-from cudakit.render.html import render
+from cudakit.memory.analyze import MemorySpec, analyze
+from cudakit.memory.analyze.diff import diff
+from cudakit.memory.load import load
+from cudakit.memory.present import report
+from cudakit.memory.replay import Replay, replay
+from cudakit.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.report.document import Frame
+from cudakit.report.html import render
 
 DATA = Path(__file__).parents[1] / "data"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "memory"

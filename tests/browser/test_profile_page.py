@@ -15,18 +15,24 @@ from browser.conftest import (
     evaluate,
     wait_until_drawn,
 )
-from core.profile.recordings import collect, training
-from core.profile.test_exports import hostile_program, odd_times, overlapping, small_program
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from invocation import run_cli
 from playwright.sync_api import Browser
+from profile_recordings import (
+    collect,
+    hostile_program,
+    odd_times,
+    overlapping,
+    small_program,
+    training,
+)
 
-from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
-from cudakit.core.profile.timeline import Timeline, first_time, timeline
-from cudakit.document import Document, Note
-from cudakit.render.html import render
+from cudakit.profile.activities import Activities
+from cudakit.profile.present.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
+from cudakit.profile.timeline import Timeline, first_time, timeline
+from cudakit.report.document import Document, Note
+from cudakit.report.html import render
 from cudakit.trace.events import ApiCall, Event, KernelRun
 
 TABS = ("flame", "kernels", "lines", "work")

@@ -11,7 +11,7 @@ import pytest
 from gpu.test_compile import needs_nvrtc
 from invocation import Cli
 
-import cudakit.kernels
+import cudakit.arrays
 from cudakit.cli.cache import _compile_functions
 from cudakit.gpu.compile_cache import CompileCache, Label
 
@@ -145,8 +145,8 @@ def test_cache_that_cannot_be_written_is_an_unusable_environment(directory: Path
 
 def test_sources_to_compile_are_those_of_all_modules_with_kernels(directory: Path) -> None:
     modules = [
-        import_module(f"cudakit.kernels.{module.name}")
-        for module in iter_modules(cudakit.kernels.__path__)
+        import_module(f"cudakit.arrays.{module.name}")
+        for module in iter_modules(cudakit.arrays.__path__)
     ]
     sources = {
         text

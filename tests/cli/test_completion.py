@@ -15,8 +15,8 @@ from typing import TypeAlias
 import pytest
 from invocation import Cli
 
+from cudakit.bench.spec import DIRECTIONS
 from cudakit.cli import COMMANDS
-from cudakit.core.bench.spec import DIRECTIONS
 
 BASH_BREAKS = " \t\n\"'><=;|&(:"
 

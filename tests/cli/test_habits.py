@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 import pytest
-from core.profile.synthetic import Program
 from invocation import Cli, CliRun, run_cli
+from profile_synthetic import Program
 
 from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.options import Command, Option, Value

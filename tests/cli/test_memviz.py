@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.memory.load import files
-from core.memory.load.files import KIB, LARGE, MIB, SMALL, event, pickled
 from invocation import Cli
+from memory.load import files
+from memory.load.files import KIB, LARGE, MIB, SMALL, event, pickled
 from rich.cells import cell_len
 
 import cudakit

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core.memory.load import files, hostile
-from core.memory.load.files import pickled
 from invocation import Cli, CliRun
+from memory.load import files, hostile
+from memory.load.files import pickled
 
 Refused = Callable[[bytes], str]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from core.memory.load import costly
+from memory.load import costly
 
 SHAPES = dict(costly.shapes(1_000_000))
 # A file of 1 MB takes 0.5 to 4 s on an idle machine, and three times as long on a busy one. The limit finds

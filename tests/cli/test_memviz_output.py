@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from core.memory.load import files
-from core.memory.load.files import pickled
 from invocation import Cli
+from memory.load import files
+from memory.load.files import pickled
 
 OOM = Path(__file__).parents[1] / "data" / "oom.pkl.gz"
 EXPORTS = ["--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
@@ -74,7 +74,7 @@ def test_quiet_prints_the_headline_of_a_replay(cli: Cli) -> None:
 
 def test_without_the_compiled_reader_a_note_names_the_remedy(snapshot: Path) -> None:
     script = (
-        "import sys; sys.modules['cudakit.core.memory.load._pickled'] = None;"
+        "import sys; sys.modules['cudakit.memory.load._pickled'] = None;"
         "from cudakit.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     run = subprocess.run(

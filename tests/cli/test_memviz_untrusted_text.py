@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.memory.load import files
-from core.memory.load.files import KIB, LARGE, MIB, SMALL, block, event, frame, segment
 from invocation import Cli, CliRun
+from memory.load import files
+from memory.load.files import KIB, LARGE, MIB, SMALL, block, event, frame, segment
 
 ATTACKS = {
     "escape sequences": "\x1b[2J\x1b]0;title\x07\x1b[31mred\x9b31m",

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from core.memory.load import files
-from core.memory.load.files import pickled
 from invocation import Cli
+from memory.load import files
+from memory.load.files import pickled
 
 import cudakit
 from cudakit.torch_rules.settings import KEYS

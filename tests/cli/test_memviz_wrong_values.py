@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.memory.load import files
-from core.memory.load.files import GIB, LARGE, MIB, block, changed, event, frame, pickled, segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invocation import Cli
+from memory.load import files
+from memory.load.files import GIB, LARGE, MIB, block, changed, event, frame, pickled, segment
 
-from cudakit.core.memory.analyze import MemorySpec, analyze
-from cudakit.core.memory.load import load
-from cudakit.core.memory.present import report
-from cudakit.core.memory.snapshot import Snapshot
 from cudakit.errors import InputError, UsageError
-from cudakit.render import console, html
-from cudakit.render import json as json_renderer
+from cudakit.memory.analyze import MemorySpec, analyze
+from cudakit.memory.load import load
+from cudakit.memory.present import report
+from cudakit.memory.snapshot import Snapshot
+from cudakit.report import console, html
+from cudakit.report import json as json_renderer
 
 WRONG = [None, -1, 2**70, "x", [], {}, 1.5]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.profile.synthetic import MS, US, Program
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from invocation import Cli
+from profile_synthetic import MS, US, Program
 
 from cudakit.trace.kinds import MemoryKind
 

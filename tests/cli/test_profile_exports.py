@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from core.profile.synthetic import US, Program
 from invocation import run_cli
+from profile_synthetic import US, Program
 
-from cudakit.core.profile.exports import WRITERS
+from cudakit.profile.exports import WRITERS
 from cudakit.trace.run_log import LogWriter, Outcome
 
 # Mangled name of ``void scale<float>(float*, int)``.

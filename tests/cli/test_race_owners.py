@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 pytest.importorskip(
-    "cudakit.gpu.capture._frames", reason="no compiler was there when cudakit was installed"
+    "cudakit.record._frames", reason="no compiler was there when cudakit was installed"
 )
 
 PROGRAMS = Path(__file__).parents[1] / "attribution_programs"

@@ -8,8 +8,8 @@ import pytest
 from cudakit.cli.options import OutputOptions, Target
 from cudakit.cli.output import Output
 from cudakit.cli.report import Report, brief_sentences, format_of, main_rows, open_outputs
-from cudakit.document import Column, Count, Document, Note, Section, Table, Text
 from cudakit.errors import UsageError
+from cudakit.report.document import Column, Count, Document, Note, Section, Table, Text
 from cudakit.units import Unavailable
 
 ROWS = Table(

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.capture.recorded import build_library
-from run.programs import supervised
+from record.programs import supervised
+from record.recorded import build_library
 
 import cudakit
 from cudakit.cli.run.memory import MemoryFiles, MemoryMonitor
-from cudakit.core.memory.record.pools import POOL_IDS
-from cudakit.core.memory.record.snapshot_file import read_snapshot
-from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.run.protocol import AgentMessage, Settings
+from cudakit.memory.record.pools import POOL_IDS
+from cudakit.memory.record.snapshot_file import read_snapshot
+from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
+from cudakit.record.protocol import AgentMessage, Settings
 
-pytest.importorskip("cudakit.gpu.capture._frames", reason="the frame reader was not built")
+pytest.importorskip("cudakit.record._frames", reason="the frame reader was not built")
 
 STAND_IN = Path(__file__).parents[1] / "run" / "memory_stand_in" / "site-packages"
 MIB = 1 << 20

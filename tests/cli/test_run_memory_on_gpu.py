@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.plugs.viewers import opened_by_all
+from arrays.plugs.viewers import opened_by_all
 
 import cudakit
-from cudakit.core.memory.record.pools import POOL_IDS
-from cudakit.core.memory.record.snapshot_file import read_snapshot
+from cudakit.memory.record.pools import POOL_IDS
+from cudakit.memory.record.snapshot_file import read_snapshot
 
 pytestmark = pytest.mark.gpu
 

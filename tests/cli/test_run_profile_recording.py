@@ -16,11 +16,11 @@ import pytest
 
 import cudakit
 from cudakit.cli.run.profile import check_profile
-from cudakit.gpu.capture.cupti import LIBRARY_OVERRIDE
+from cudakit.record.cupti import LIBRARY_OVERRIDE
 
 ROOT = Path(__file__).parents[2]
-FAKE_CUPTI = ROOT / "tests/gpu/capture/fake_cupti.c"
-RECORDER = ROOT / "cudakit/gpu/capture/recorder"
+FAKE_CUPTI = ROOT / "tests/record/fake_cupti.c"
+RECORDER = ROOT / "cudakit/record/recorder"
 
 CUDAKIT_RUN = (sys.executable, "-P", "-m", "cudakit", "run")
 
@@ -59,7 +59,7 @@ def fake_cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("there is no C compiler")
-    if not find_spec("cudakit.gpu.capture._recorder"):
+    if not find_spec("cudakit.record._recorder"):
         pytest.skip("the recorder was not built")
     library = tmp_path_factory.mktemp("cupti") / "libcupti.so.13"
     command = [compiler, "-shared", "-fPIC", "-std=c11", "-O1", f"-I{RECORDER}", str(FAKE_CUPTI)]

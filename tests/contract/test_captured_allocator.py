@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.core.allocator.device_allocator import DeviceAllocator
-from cudakit.core.allocator.private_pools import GraphMemory
+from cudakit.allocator.device_allocator import DeviceAllocator
+from cudakit.allocator.private_pools import GraphMemory
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
 from cudakit.torch_rules.settings import Settings
 

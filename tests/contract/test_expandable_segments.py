@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.oom import OutOfMemory
-from cudakit.core.allocator.upstream import GpuUpstream
+from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.oom import OutOfMemory
+from cudakit.allocator.upstream import GpuUpstream
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.torch_rules.settings import Settings
 

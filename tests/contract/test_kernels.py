@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from arrays.test_philox import PUBLISHED
 from contract.workbench import Workbench
-from kernels.test_philox import PUBLISHED
 
+from cudakit.arrays.bandwidth import SENTINEL, Bandwidth
+from cudakit.arrays.compare import Compare
+from cudakit.arrays.fill import Fill, normal_values, uniform_values
+from cudakit.arrays.philox import philox
+from cudakit.arrays.spin import Spin
+from cudakit.arrays.timestamp import STAMP_BYTES, Timestamp, clock_hz
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.elements import ELEMENTS, FP16, FP32, FP64, INT8, Element, decode, encode
-from cudakit.kernels.bandwidth import SENTINEL, Bandwidth
-from cudakit.kernels.compare import Compare
-from cudakit.kernels.fill import Fill, normal_values, uniform_values
-from cudakit.kernels.philox import philox
-from cudakit.kernels.spin import Spin
-from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
 
 every_element = pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 SEED = 0x0123456789ABCDEF

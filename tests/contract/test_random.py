@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from arrays.test_philox import PUBLISHED
+from arrays.test_random import START, drawn, every_draw
 from contract.workbench import Workbench
-from kernels.test_philox import PUBLISHED
-from kernels.test_random import START, drawn, every_draw
 
+from cudakit.arrays.random import Draw, RandomKernels, bits_draw, uniform_draw
+from cudakit.arrays.random_values import Counter
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.kernels.random import Draw, RandomKernels, bits_draw, uniform_draw
-from cudakit.kernels.random_values import Counter
 
 
 @pytest.fixture

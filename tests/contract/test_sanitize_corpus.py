@@ -22,11 +22,11 @@ import pytest
 import race_logs
 from check_races import CORPUS, Case, Run
 
-from cudakit.core.sanitize.detector import analyze_log
-from cudakit.core.sanitize.races import RaceKind
-from cudakit.core.sanitize.report import Report
 from cudakit.gpu.demangle import demangle
-from cudakit.render import json as rendered
+from cudakit.report import json as rendered
+from cudakit.sanitize.detector import analyze_log
+from cudakit.sanitize.races import RaceKind
+from cudakit.sanitize.report import Report
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import view
 from cudakit.trace.run_log import LogReader

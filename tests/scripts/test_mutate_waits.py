@@ -10,8 +10,8 @@ import mutate_waits
 import pytest
 import race_logs
 from check_races import Case
-from core.sanitize.brute_force import UnorderedPairs, unordered_accesses
 from mutate_waits import Outcome, compare_reports, mutants, outcome, programs, source_without, waits
+from sanitize.brute_force import UnorderedPairs, unordered_accesses
 
 from cudakit.trace.events import Event, EventBody, Fill, Gap, StreamCreate, StreamSync
 from cudakit.trace.kinds import StreamFlag

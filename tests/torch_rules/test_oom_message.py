@@ -6,10 +6,10 @@ import os
 from dataclasses import replace
 
 import pytest
-from core.allocator.device import GIB, MIB, Device
+from allocator.device import GIB, MIB, Device
 
-from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.oom import OutOfMemory
 from cudakit.gpu.api.facts import Process
 from cudakit.torch_rules.oom_facts import OomReport, Pin, StreamPool
 from cudakit.torch_rules.oom_message import details, message_of

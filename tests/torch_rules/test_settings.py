@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from torch_rules.all_settings import settings as all_settings
 
-from cudakit.core.memory.load.schema import valid_settings
+from cudakit.memory.load.schema import valid_settings
 from cudakit.torch_rules.setting_keys import KEYS
 from cudakit.torch_rules.setting_rules import RULES, Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, parse_config

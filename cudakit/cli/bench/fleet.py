@@ -25,8 +25,8 @@ from cudakit.cli.progress import progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.fleet.records import FleetRecords
-    from cudakit.core.bench.fleet.result import FleetResult, HostLink
+    from cudakit.bench.fleet.records import FleetRecords
+    from cudakit.bench.fleet.result import FleetResult, HostLink
     from cudakit.gpu.api.facts import CudaView, NvmlView
     from cudakit.units import Unavailable
 
@@ -46,8 +46,8 @@ class FleetRequest:
 
 def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
     """Measure the GPUs of a cluster or read their results, write the report, and return the exit code."""
-    from cudakit.core.bench.fleet.analysis import analyze
-    from cudakit.core.bench.fleet.records import FleetRecords
+    from cudakit.bench.fleet.analysis import analyze
+    from cudakit.bench.fleet.records import FleetRecords
 
     directory = fleet.directory or f"fleet-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     records = FleetRecords(Path(directory))
@@ -62,13 +62,13 @@ def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
 
 def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool:
     """Measure the GPUs that have no result yet; return False after Ctrl-C."""
-    from cudakit.core.bench.fleet.measure import (
+    from cudakit.bench.fleet.measure import (
         FleetOptions,
         HostFunctions,
         find_hosts,
         measure_fleet,
     )
-    from cudakit.core.bench.fleet.ray_cluster import open_cluster
+    from cudakit.bench.fleet.ray_cluster import open_cluster
     from cudakit.gpu.machine import open_machine
 
     argv = click.get_current_context().find_object(tuple)
@@ -108,15 +108,15 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
 
 
 def _report(result: FleetResult) -> Report:
-    from cudakit.core.bench.fleet.present import present_fleet
+    from cudakit.bench.fleet.present import present_fleet
 
     def page() -> Text:
-        from cudakit.render import html
+        from cudakit.report import html
 
         return html.render(present_fleet(result, detail=True))
 
     def table() -> Text:
-        from cudakit.render import csv
+        from cudakit.report import csv
 
         return csv.render(present_fleet(result))
 
@@ -132,8 +132,8 @@ def _report(result: FleetResult) -> Report:
 
 def describe_host(gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[str]:  # noqa: ARG001
     """Yield the JSON document of the facts about this host."""
-    from cudakit.core.bench.fleet.records import dump_facts
-    from cudakit.core.bench.fleet.result import HostFacts
+    from cudakit.bench.fleet.records import dump_facts
+    from cudakit.bench.fleet.result import HostFacts
     from cudakit.gpu.api.facts import CudaView
     from cudakit.gpu.machine import open_machine
 
@@ -152,7 +152,7 @@ def describe_host(gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[s
 
 
 def _host_links(nvml: NvmlView | Unavailable) -> tuple[HostLink, ...]:
-    from cudakit.core.bench.fleet.result import HostLink
+    from cudakit.bench.fleet.result import HostLink
     from cudakit.units import Unavailable
 
     if isinstance(nvml, Unavailable):
@@ -186,12 +186,12 @@ def measure_gpu(
     The GPU is the one with the UUID, because Ray lists the GPUs of a task in any order; without a UUID, the
     one with the CUDA device index.
     """
-    from cudakit.core.bench.suite import SuiteSpec, check_health
+    from cudakit.bench.suite import SuiteSpec, check_health
     from cudakit.errors import CudakitError
     from cudakit.gpu.machine import open_machine
     from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather
-    from cudakit.render.json import render, render_error
+    from cudakit.report.json import render, render_error
 
     yield ""
     try:

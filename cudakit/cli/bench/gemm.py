@@ -32,7 +32,7 @@ from cudakit.cli.options import (
 from cudakit.cli.report import COMMON_FORMATS
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.spec import GemmSpec
+    from cudakit.bench.spec import GemmSpec
     from cudakit.gpu.api.gemm import GemmSettings
 
 _SETTING_OPTIONS = option_group(
@@ -126,7 +126,7 @@ def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any
 
 def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
     """Return the Spec for the options of the command line. Raises InputError for invalid options."""
-    from cudakit.core.bench.spec import GemmSpec
+    from cudakit.bench.spec import GemmSpec
 
     is_simulated = _is_simulated()
     gemms, name_by_gemm = parse_gemms(options, simulated=is_simulated)

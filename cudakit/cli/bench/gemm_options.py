@@ -13,7 +13,7 @@ from cudakit.cli.options import FILE, Decorator, Value, option, option_group
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.workloads.gemm_shapes import Shape
+    from cudakit.bench.workloads.gemm_shapes import Shape
     from cudakit.gpu.api.gemm import Gemm
 
 _MAX_GEMMS = 10_000  # more GEMMs would take a day
@@ -44,7 +44,7 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
         option(
             "--preset",
             "presets",
-            type=Value("cudakit.core.bench.workloads.gemm_shapes:PRESETS"),
+            type=Value("cudakit.bench.workloads.gemm_shapes:PRESETS"),
             multiple=True,
             metavar="NAME",
             help="Shapes: cubes (M = N = K, 512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b "
@@ -141,7 +141,7 @@ def _check_gemm_count(gemm_count: int) -> None:
 
 
 def _shapes(options: dict[str, Any], *, simulated: bool) -> tuple[Shape, ...]:
-    from cudakit.core.bench.workloads.gemm_shapes import (
+    from cudakit.bench.workloads.gemm_shapes import (
         default_shapes,
         parse_shape,
         preset,

@@ -18,12 +18,12 @@ from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.health import SuiteResult
-    from cudakit.core.bench.result import BenchResult
-    from cudakit.core.bench.spec import Spec
-    from cudakit.document import Document, Table
+    from cudakit.bench.health import SuiteResult
+    from cudakit.bench.result import BenchResult
+    from cudakit.bench.spec import Spec
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.run_context import RunContext
+    from cudakit.report.document import Document, Table
 
 _Result = TypeVar("_Result", "BenchResult", "SuiteResult")
 
@@ -42,7 +42,7 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
 
 def measure_spec(spec: Spec, gpu: str, output: OutputOptions) -> ExitCode:
     """Open a device, measure a Spec, write the report, and return the exit code."""
-    from cudakit.core.bench.pipeline import run
+    from cudakit.bench.pipeline import run
 
     return exit_code(measure(functools.partial(run, spec), gpu, output))
 
@@ -72,8 +72,8 @@ def report(result: BenchResult | SuiteResult) -> Report:
 
 def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | None:
     """Return a function that returns a table with all axes; None for the main table of the document."""
-    from cudakit.core.bench.present.cases import cases_table
-    from cudakit.core.bench.result import BenchResult
+    from cudakit.bench.present.cases import cases_table
+    from cudakit.bench.result import BenchResult
 
     if not isinstance(result, BenchResult) or not result.results or result.overlaps:
         return None
@@ -108,7 +108,7 @@ def _command() -> tuple[str, ...]:
 
 def exit_code(result: BenchResult) -> ExitCode:
     """Return FINDINGS for wrong values, ENVIRONMENT for a failure, INTERRUPTED for an incomplete result."""
-    from cudakit.core.bench.workload import Verification
+    from cudakit.bench.workload import Verification
 
     verifications = [case.verification for case in result.results]
     if any(
@@ -122,28 +122,28 @@ def exit_code(result: BenchResult) -> ExitCode:
 
 
 def _csv(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.render import csv
+    from cudakit.report import csv
 
     return csv.render(_document(result))
 
 
 def _page(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.render import html
+    from cudakit.report import html
 
     return html.render(_document(result, detail=True))
 
 
 def _nvbench(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.core.bench.present.nvbench import nvbench
+    from cudakit.bench.present.nvbench import nvbench
 
     return nvbench(_document(result))
 
 
 def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
     """Return a result as a Document; ``detail`` adds drawings for an HTML page."""
-    from cudakit.core.bench.health import SuiteResult
-    from cudakit.core.bench.present import present
-    from cudakit.core.bench.present.health import present_health
+    from cudakit.bench.health import SuiteResult
+    from cudakit.bench.present import present
+    from cudakit.bench.present.health import present_health
 
     if isinstance(result, SuiteResult):
         return present_health(result, detail=detail)

@@ -41,9 +41,9 @@ from cudakit.cli.report import open_outputs
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.collectives.group import RankGroup
-    from cudakit.core.bench.collectives.launch import Launch
-    from cudakit.core.bench.spec import NcclSpec
+    from cudakit.bench.collectives.group import RankGroup
+    from cudakit.bench.collectives.launch import Launch
+    from cudakit.bench.spec import NcclSpec
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.facts import Machine
     from cudakit.gpu.api.run_context import RunContext
@@ -82,7 +82,7 @@ _WORK_OPTIONS = option_group(
     ),
     option(
         "--places",
-        type=name_list("cudakit.core.bench.spec:PLACES"),
+        type=name_list("cudakit.bench.spec:PLACES"),
         metavar="NAME,...",
         help="Buffers: out-of-place (separate send and receive buffers), in-place (one buffer; "
         "not for all-to-all and send-receive).  [default: both]",
@@ -90,7 +90,7 @@ _WORK_OPTIONS = option_group(
     option(
         "--vs",
         "baselines",
-        type=name_list("cudakit.core.bench.spec:COLLECTIVE_BASELINES"),
+        type=name_list("cudakit.bench.spec:COLLECTIVE_BASELINES"),
         metavar="NAME",
         help="Baseline: torch, which is torch.distributed with its NCCL backend. Samples are interleaved.",
     ),
@@ -172,7 +172,7 @@ def nccl(
     cudakit bench nccl --graph --dtype bf16 --vs torch
     torchrun --nproc-per-node 8 --no-python cudakit bench nccl
     """
-    from cudakit.core.bench.collectives.launch import detect_launch
+    from cudakit.bench.collectives.launch import detect_launch
 
     if graph and options["mode"] not in (None, "graph"):
         raise click.UsageError(f"--graph and --mode {options['mode']} exclude each other")
@@ -199,7 +199,7 @@ def nccl(
 
 
 def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
-    from cudakit.core.bench.spec import NcclSpec
+    from cudakit.bench.spec import NcclSpec
 
     return NcclSpec(**passed_options(**options), **effort.arguments(NcclSpec))
 
@@ -218,7 +218,7 @@ class _Session:
 
 def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: OutputOptions) -> int:
     """Measure on all ranks, write the report, and return the exit code."""
-    from cudakit.core.bench.collectives.measure import measure_collectives
+    from cudakit.bench.collectives.measure import measure_collectives
     from cudakit.gpu.open import open_gpu
 
     with open_outputs(output) as outputs:
@@ -251,8 +251,8 @@ def _local_session(
     gpu: str, requested_rank_count: int | None, timeout_s: float
 ) -> Iterator[_Session]:
     """Yield a group of ranks in threads of this process, one per GPU."""
-    from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
-    from cudakit.core.bench.collectives.processes import nccl_variables
+    from cudakit.bench.collectives.group import LocalChannel, RankGroup, new_answers
+    from cudakit.bench.collectives.processes import nccl_variables
     from cudakit.gpu.machine import open_machine
 
     machine = open_machine(gpu)
@@ -275,9 +275,9 @@ def _process_session(
     spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float
 ) -> Iterator[_Session]:
     """Yield a group of ranks: rank 0 in a thread of this process, the others connected by TCP."""
-    from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
-    from cudakit.core.bench.collectives.processes import RemoteChannel, check_same_options
-    from cudakit.core.bench.collectives.rendezvous import accept_ranks, reachable_host
+    from cudakit.bench.collectives.group import LocalChannel, RankGroup, new_answers
+    from cudakit.bench.collectives.processes import RemoteChannel, check_same_options
+    from cudakit.bench.collectives.rendezvous import accept_ranks, reachable_host
     from cudakit.gpu.machine import open_machine
 
     machine = open_machine(gpu)
@@ -334,7 +334,7 @@ def _serve_rank_0(
     spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float
 ) -> int:
     """Execute the requests of rank 0 in a process of another rank, and return the exit code."""
-    from cudakit.core.bench.collectives.processes import serve_rank
+    from cudakit.bench.collectives.processes import serve_rank
     from cudakit.gpu.machine import open_machine
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 handles Ctrl-C.
@@ -345,7 +345,7 @@ def _serve_rank_0(
 
 
 def _process_facts(spec: NcclSpec, gpu: str) -> dict[str, Any]:
-    from cudakit.core.bench.collectives.processes import process_facts
+    from cudakit.bench.collectives.processes import process_facts
 
     options = {
         _OPTION_BY_FIELD.get(field.name, f"--{field.name}"): _option_text(getattr(spec, field.name))

@@ -22,8 +22,8 @@ from cudakit.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cudakit.bench.spec import OpenLibrary
     from cudakit.cli.failure import ExitCode
-    from cudakit.core.bench.spec import OpenLibrary
     from cudakit.gpu.api import Gpu, Stream
     from cudakit.gpu.api.arrays import ArrayView
     from cudakit.gpu.api.operations import Operation
@@ -58,7 +58,7 @@ _PUBLIC_CALLS: dict[Operation, str] = {
 )
 @option(
     "--timings",
-    type=name_list("cudakit.core.bench.spec:TIMINGS"),
+    type=name_list("cudakit.bench.spec:TIMINGS"),
     metavar="NAME,...",
     help="Timings: host-call, eager, graph.  [default: all]",
 )
@@ -108,7 +108,7 @@ def ops(
     cudakit bench ops --sizes 10K..10M:10 -o ops.html
     cudakit bench ops --operations add,sum --timings host-call --vs torch
     """
-    from cudakit.core.bench.spec import OpsSpec
+    from cudakit.bench.spec import OpsSpec
     from cudakit.gpu.api.operations import ARRAY_LIBRARIES
     from cudakit.gpu.array_libraries import has_array_library
 

@@ -37,7 +37,7 @@ class Effort:
 
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.spec import Spec
+    from cudakit.bench.spec import Spec
 
 _ELEMENT_UNITS = {"K": 1000, "M": 1000**2, "G": 1000**3}
 _MAX_SIZES = 64  # maximum number of sizes in a range

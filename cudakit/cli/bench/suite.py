@@ -114,7 +114,7 @@ def suite(
         )
         return measure_and_report(fleet, output)
 
-    from cudakit.core.bench.suite import SuiteSpec, check_health
+    from cudakit.bench.suite import SuiteSpec, check_health
 
     result = measure(partial(check_health, SuiteSpec(quick=quick)), gpu, output)
     return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

@@ -20,10 +20,10 @@ from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.spec import GemmSpec
-    from cudakit.core.bench.tuning.search import Limits
-    from cudakit.core.bench.tuning.torch_csv import TorchCsv
-    from cudakit.core.bench.tuning.tuned import Tuned
+    from cudakit.bench.spec import GemmSpec
+    from cudakit.bench.tuning.search import Limits
+    from cudakit.bench.tuning.torch_csv import TorchCsv
+    from cudakit.bench.tuning.tuned import Tuned
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
     from cudakit.gpu.api.run_context import RunContext
@@ -101,7 +101,7 @@ class TuneOptions:
 
     def limits(self) -> Limits:
         """Return the limits of the search. Raises InputError for invalid values."""
-        from cudakit.core.bench.tuning.search import Limits
+        from cudakit.bench.tuning.search import Limits
 
         return Limits(**passed_options(time_s=self.time_s, iterations=self.iterations))
 
@@ -133,8 +133,8 @@ def tuned_algorithms(
 
     Opens the device to compare it with the device of the tuning. Raises InputError if the devices differ.
     """
-    from cudakit.core.bench.tuning.tune import tuning_machine
-    from cudakit.core.bench.tuning.tuned import load_tuned
+    from cudakit.bench.tuning.tune import tuning_machine
+    from cudakit.bench.tuning.tuned import load_tuned
 
     earlier_tuning = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
@@ -160,7 +160,7 @@ def tuned_algorithms(
 
 def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tune_options: TuneOptions) -> ExitCode:
     """Tune the GEMMs of a Spec, and write the report and the file for torch."""
-    from cudakit.core.bench.tuning.tuned import load_tuned
+    from cudakit.bench.tuning.tuned import load_tuned
 
     limits = tune_options.limits()
     with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
@@ -193,8 +193,8 @@ def _search(
     *,
     quiet: bool,
 ) -> tuple[Tuned, TorchCsv | None]:
-    from cudakit.core.bench.tuning.torch_csv import torch_csv
-    from cudakit.core.bench.tuning.tune import tune as search
+    from cudakit.bench.tuning.torch_csv import torch_csv
+    from cudakit.bench.tuning.tune import tune as search
 
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # The validators are checked before the long search, so that an impossible export is reported at once.
@@ -210,8 +210,8 @@ def _search(
 def _validators(
     tune_options: TuneOptions, device: Gpu, run_context: RunContext
 ) -> Mapping[str, str]:
-    from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators
-    from cudakit.core.bench.tuning.tune import tuning_machine
+    from cudakit.bench.tuning.torch_csv import check_validators, read_validators
+    from cudakit.bench.tuning.tune import tuning_machine
 
     if device.simulated:
         raise UsageError(
@@ -242,7 +242,7 @@ def _report(
     torch_csv: TorchCsv | None,
     earlier_tuning: Tuned | None,
 ) -> Report:
-    from cudakit.core.bench.tuning.present import present_tuned
+    from cudakit.bench.tuning.present import present_tuned
 
     json_paths = [target.path for target in output.targets if target.path.lower().endswith(".json")]
     return Report(

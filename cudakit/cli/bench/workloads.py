@@ -21,7 +21,7 @@ from cudakit.cli.bench.options import (
 from cudakit.cli.options import Command, Value, option
 
 if TYPE_CHECKING:
-    from cudakit.core.bench.spec import Allocator, Spec
+    from cudakit.bench.spec import Allocator, Spec
     from cudakit.gpu.api import Gpu
 
 
@@ -32,7 +32,7 @@ def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
 @_benchmark("Bandwidth of device memory and L2 cache.")
 @option(
     "--operations",
-    type=name_list("cudakit.core.bench.spec:OPERATIONS"),
+    type=name_list("cudakit.bench.spec:OPERATIONS"),
     metavar="NAME,...",
     help="Kernels: read, write, copy, scale, triad.  [default: all]",
 )
@@ -52,7 +52,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     cudakit bench memory
     cudakit bench memory --operations copy,triad --sizes 1MiB..1GiB -o memory.html
     """
-    from cudakit.core.bench.spec import MemorySpec
+    from cudakit.bench.spec import MemorySpec
 
     return MemorySpec(**passed_options(**options), **effort.arguments(MemorySpec))
 
@@ -60,7 +60,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
 @_benchmark("Bandwidth of copies between host and device, and between GPUs.")
 @option(
     "--directions",
-    type=name_list("cudakit.core.bench.spec:DIRECTIONS"),
+    type=name_list("cudakit.bench.spec:DIRECTIONS"),
     metavar="NAME,...",
     help="Directions: h2d and d2h (pinned host memory), both (h2d and d2h at the same time), pageable-h2d, "
     "pageable-d2h, d2d (within the device), peer (from the measured GPU to each other GPU), peer-both.  "
@@ -93,7 +93,7 @@ def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
     cudakit bench copy --directions peer,peer-both --sizes 1GiB
     cudakit bench copy --overlap gemm
     """
-    from cudakit.core.bench.spec import CopySpec, OverlapSpec
+    from cudakit.bench.spec import CopySpec, OverlapSpec
     from cudakit.errors import UsageError
 
     if overlap:
@@ -109,7 +109,7 @@ def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
 @_benchmark("Latency of launches, events, waits and streams.")
 @option(
     "--calls",
-    type=name_list("cudakit.core.bench.spec:CALLS"),
+    type=name_list("cudakit.bench.spec:CALLS"),
     metavar="NAME,...",
     help="Calls: launch, launch-to-start, launch-to-finish, launch-back-to-back, event-record, "
     "stream-synchronize, event-create-destroy, stream-create-destroy.  [default: all]",
@@ -132,7 +132,7 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
     cudakit bench launch
     cudakit bench launch --calls launch,launch-to-finish
     """
-    from cudakit.core.bench.spec import LaunchSpec
+    from cudakit.bench.spec import LaunchSpec
 
     return LaunchSpec(**passed_options(**options), **effort.arguments(LaunchSpec))
 
@@ -163,7 +163,7 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     cudakit bench alloc
     cudakit bench alloc --allocators driver,stream-ordered --sizes 4KiB..1GiB
     """
-    from cudakit.core.bench.spec import AllocSpec
+    from cudakit.bench.spec import AllocSpec
 
     return AllocSpec(
         other_allocators={"caching": _caching_allocator},
@@ -173,8 +173,8 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
 
 
 def _caching_allocator(gpu: Gpu) -> Allocator:
-    from cudakit.core.allocator.allocator import CachingAllocator
-    from cudakit.core.allocator.upstream import GpuUpstream
+    from cudakit.allocator.allocator import CachingAllocator
+    from cudakit.allocator.upstream import GpuUpstream
 
     return CachingAllocator(GpuUpstream(gpu))
 
@@ -182,7 +182,7 @@ def _caching_allocator(gpu: Gpu) -> Allocator:
 @_benchmark("Cost of CUDA graphs, and the time they save.")
 @option(
     "--topologies",
-    type=name_list("cudakit.core.bench.spec:TOPOLOGIES"),
+    type=name_list("cudakit.bench.spec:TOPOLOGIES"),
     metavar="NAME,...",
     help="Graph topologies: chain, fork-join.  [default: both]",
 )
@@ -196,13 +196,13 @@ def _caching_allocator(gpu: Gpu) -> Allocator:
 @option(
     "--nodes-of",
     "kinds",
-    type=name_list("cudakit.core.bench.spec:NODE_KINDS"),
+    type=name_list("cudakit.bench.spec:NODE_KINDS"),
     metavar="NAME,...",
     help="Node types: kernel, fill (memset), copy; each node writes 16 bytes.  [default: kernel]",
 )
 @option(
     "--steps",
-    type=name_list("cudakit.core.bench.spec:STEPS"),
+    type=name_list("cudakit.bench.spec:STEPS"),
     metavar="NAME,...",
     help="Steps: capture, instantiate, update, upload, first-launch, launch, run, replay, eager.  "
     "[default: all]",
@@ -230,6 +230,6 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     cudakit bench graph --topologies chain --nodes 1,10,100,1000
     cudakit bench graph --nodes-of kernel,fill,copy --steps launch,run
     """
-    from cudakit.core.bench.spec import GraphSpec
+    from cudakit.bench.spec import GraphSpec
 
     return GraphSpec(**passed_options(**options), **effort.arguments(GraphSpec))

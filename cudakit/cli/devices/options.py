@@ -21,7 +21,7 @@ from cudakit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from cudakit.core.devices.select import SelectSpec
+    from cudakit.devices.select import SelectSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def seconds(text: str) -> float:
 def _select_spec(
     count: int | None, min_free_bytes: int | None, max_ratio: float | None
 ) -> SelectSpec:
-    from cudakit.core.devices.select import SelectSpec
+    from cudakit.devices.select import SelectSpec
 
     return SelectSpec(count or 1, min_free_bytes, None if max_ratio is None else max_ratio * 100)
 
@@ -116,7 +116,7 @@ def _parse_utilization(text: str) -> float:
 
 
 def _field_names() -> list[str]:
-    from cudakit.core.devices.fields import field_registry
+    from cudakit.devices.fields import field_registry
 
     return list(field_registry())
 

@@ -9,18 +9,18 @@ import click
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.report import Outputs, Report
-from cudakit.core.devices.fields import FieldsList, field_registry
-from cudakit.core.devices.query import open_query
-from cudakit.core.devices.result import DevicesResult, FieldsResult
-from cudakit.core.devices.select import SelectSpec, filter_devices, select
-from cudakit.document import Document
+from cudakit.devices.fields import FieldsList, field_registry
+from cudakit.devices.query import open_query
+from cudakit.devices.result import DevicesResult, FieldsResult
+from cudakit.devices.select import SelectSpec, filter_devices, select
 from cudakit.gpu.api.facts import Machine
 from cudakit.gpu.api.fields import FieldInfo
+from cudakit.report.document import Document
 
 
 def list_fields(outputs: Outputs) -> None:
     """Write the list of all fields."""
-    from cudakit.core.devices.present.fields import field_list
+    from cudakit.devices.present.fields import field_list
 
     fields = tuple(field_registry().values())
     outputs.write(
@@ -82,12 +82,12 @@ def report_of(
     watching: bool = False,
 ) -> Report:
     """Return the report of the devices, or of the selected fields."""
-    from cudakit.core.devices.present import report
-    from cudakit.core.devices.present.fields import field_table
+    from cudakit.devices.present import report
+    from cudakit.devices.present.fields import field_table
 
     def csv() -> Iterator[str]:
-        from cudakit.core.devices.present.fields import field_columns
-        from cudakit.render import csv
+        from cudakit.devices.present.fields import field_columns
+        from cudakit.report import csv
 
         return csv.render(
             field_columns(selected_fields or tuple(field_registry().values()), result)

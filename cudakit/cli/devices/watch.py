@@ -14,11 +14,11 @@ from cudakit.cli.devices.options import View
 from cudakit.cli.devices.show import counts_activity, report_of
 from cudakit.cli.output import Output, is_capable_terminal, terminal_width
 from cudakit.cli.report import Report
-from cudakit.core.devices.present import WATCHED_FIELDS
-from cudakit.core.devices.query import open_query
-from cudakit.core.devices.result import DevicesResult
-from cudakit.core.devices.select import filter_devices, label
-from cudakit.core.devices.watch import History, Quit, WatchView
+from cudakit.devices.present import WATCHED_FIELDS
+from cudakit.devices.query import open_query
+from cudakit.devices.result import DevicesResult
+from cudakit.devices.select import filter_devices, label
+from cudakit.devices.watch import History, Quit, WatchView
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import Machine
 from cudakit.gpu.api.fields import FieldInfo
@@ -138,7 +138,7 @@ class Writer:
     def redraw(self, result: DevicesResult, live_state: LiveState) -> None:
         """Rewrite the last report, on a terminal only."""
         if self._is_live:
-            from cudakit.core.devices.present.live import live_report
+            from cudakit.devices.present.live import live_report
 
             # The user may have resized the terminal.
             width = terminal_width(self.target.stream)
@@ -166,7 +166,7 @@ class Writer:
             self._arrange_devices(result), self.view, self.selected_fields, watching=True
         )
         if self.output_format == "json":
-            from cudakit.render import json
+            from cudakit.report import json
 
             return json.render_line(report.result)
         if self.is_brief and self.output_format == "txt":

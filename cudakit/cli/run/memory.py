@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudakit.errors import EnvironmentUnusable, InputError, SnapshotError
-from cudakit.run.protocol import AgentMessage, AgentMessageKind
+from cudakit.record.protocol import AgentMessage, AgentMessageKind
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudakit.core.memory.record.limit import LimitPassed
-    from cudakit.core.memory.record.process import ProcessMemory
+    from cudakit.memory.record.limit import LimitPassed
+    from cudakit.memory.record.process import ProcessMemory
     from cudakit.trace.spool import Batch
 
 # Call stacks are shown from their innermost frame outside of these directories.
@@ -96,7 +96,7 @@ class MemoryMonitor:
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
     def _memory_of(self, pid: int, trace_number: int) -> ProcessMemory:
-        from cudakit.core.memory.record.process import ProcessMemory
+        from cudakit.memory.record.process import ProcessMemory
 
         if (pid, trace_number) not in self._memory_by_trace:
             memory = self._memory_by_trace[pid, trace_number] = ProcessMemory()
@@ -105,7 +105,7 @@ class MemoryMonitor:
 
     def _build_oom_snapshot(self, pid: int, trace_number: int) -> None:
         """Build the snapshot of the moment when a pool ran out of memory."""
-        from cudakit.core.memory.record.snapshot_file import build_snapshot
+        from cudakit.memory.record.snapshot_file import build_snapshot
 
         memory = self._memory_by_trace[pid, trace_number]
         snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=None)
@@ -115,7 +115,7 @@ class MemoryMonitor:
 
     def _write_ooms(self) -> None:
         """Write the snapshots of out-of-memory errors. The agent must have reported the path before."""
-        from cudakit.core.memory.record.snapshot_file import extended_stem
+        from cudakit.memory.record.snapshot_file import extended_stem
 
         for pid, trace_number, snapshot in self._unwritten_ooms:
             path = Path(self._path_of(pid, trace_number))
@@ -129,13 +129,13 @@ class MemoryMonitor:
         paths = self._paths[pid]
         if paths:
             return paths[min(trace_number, len(paths) - 1)]
-        from cudakit.core.memory.record.snapshot_file import extended_stem
+        from cudakit.memory.record.snapshot_file import extended_stem
 
         return str(extended_stem(self._path, f"-{pid}").absolute())
 
     def _add_jax_arrays(self, message: AgentMessage) -> None:
-        from cudakit.core.memory.record.jax_profile import arrays_of_message
-        from cudakit.core.memory.record.pools import JAX
+        from cudakit.memory.record.jax_profile import arrays_of_message
+        from cudakit.memory.record.pools import JAX
 
         trace_numbers = [
             trace_number for pid, trace_number in self._memory_by_trace if pid == message.process
@@ -162,7 +162,7 @@ class MemoryMonitor:
         self, memory: ProcessMemory, path: str, *, has_torch: bool
     ) -> dict[str, Any] | None:
         """Write the snapshot of a process. If that is impossible, add a note and return None."""
-        from cudakit.core.memory.record.snapshot_file import build_snapshot
+        from cudakit.memory.record.snapshot_file import build_snapshot
 
         torch_snapshot = self._read_torch_snapshot(path) if has_torch else None
         if has_torch and torch_snapshot is None:
@@ -174,7 +174,7 @@ class MemoryMonitor:
 
     def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:
         """Write a snapshot. If that is impossible, add a note and return False."""
-        from cudakit.core.memory.record.snapshot_file import write_snapshot
+        from cudakit.memory.record.snapshot_file import write_snapshot
 
         try:
             write_snapshot(snapshot, path)
@@ -184,7 +184,7 @@ class MemoryMonitor:
         return True
 
     def _read_torch_snapshot(self, path: str) -> dict[str, Any] | None:
-        from cudakit.core.memory.record.snapshot_file import read_snapshot
+        from cudakit.memory.record.snapshot_file import read_snapshot
 
         try:
             return read_snapshot(Path(path))
@@ -193,7 +193,7 @@ class MemoryMonitor:
             return None
 
     def _check_limit(self, snapshot: dict[str, Any] | None, pid: int) -> list[str]:
-        from cudakit.core.memory.record.limit import find_limit_passed
+        from cudakit.memory.record.limit import find_limit_passed
 
         if snapshot is None or self._limit_bytes is None:
             return []
@@ -236,9 +236,9 @@ def recorder_settings(
     Without ``use_driver`` or NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools
     are used.
     """
-    from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-    from cudakit.gpu.capture.preflight import RecorderFiles, preflight
     from cudakit.gpu.cuda.current import device_count
+    from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
+    from cudakit.record.preflight import RecorderFiles, preflight
 
     preflight_result = preflight(python) if use_driver else None
     if isinstance(preflight_result, RecorderFiles):

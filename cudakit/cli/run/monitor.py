@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.core.sanitize.detector import RaceDetector
-from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.report import Report, findings
-from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
-from cudakit.run.protocol import AgentMessage, AgentMessageKind
+from cudakit.record.protocol import AgentMessage, AgentMessageKind
+from cudakit.sanitize.detector import RaceDetector
+from cudakit.sanitize.races import Confidence
+from cudakit.sanitize.report import Report, findings
+from cudakit.sanitize.suppressions import suppressions
 from cudakit.trace.run_log import NO_REAL_GPU_WORK
 
 if TYPE_CHECKING:
-    from cudakit.core.sanitize.baseline import BaselineMatcher
-    from cudakit.core.sanitize.result import SanitizeResult
+    from cudakit.sanitize.baseline import BaselineMatcher
+    from cudakit.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from cudakit.core.profile.activities import ActivityCollector
 from cudakit.errors import UsageError
-from cudakit.gpu.capture.cupti import ProfileFiles, preflight_profile
-from cudakit.run.protocol import ProfileSettings
+from cudakit.profile.activities import ActivityCollector
+from cudakit.record.cupti import ProfileFiles, preflight_profile
+from cudakit.record.protocol import ProfileSettings
 
 if TYPE_CHECKING:
-    from cudakit.core.profile.activities import Activities
-    from cudakit.gpu.capture.preflight import Refusal
+    from cudakit.profile.activities import Activities
+    from cudakit.record.preflight import Refusal
     from cudakit.trace.spool import Batch
 
 

@@ -17,8 +17,8 @@ from cudakit.cli.output import open_binary_file, printable
 from cudakit.cli.report import Report, Text
 
 if TYPE_CHECKING:
-    from cudakit.core.sanitize.baseline import BaselineMatcher
-    from cudakit.core.sanitize.result import SanitizeResult
+    from cudakit.sanitize.baseline import BaselineMatcher
+    from cudakit.sanitize.result import SanitizeResult
 
 # Formats of the report on races.
 FORMATS = ("json", "html", "sarif", "md", "txt")
@@ -26,7 +26,7 @@ FORMATS = ("json", "html", "sarif", "md", "txt")
 
 def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> ExitCode:
     """Return 1 for races that are not accepted, collectives that differ between ranks, or a lost event."""
-    from cudakit.core.sanitize.report import findings
+    from cudakit.sanitize.report import findings
 
     has_races = not races_are_accepted and bool(findings(result))
     has_findings = has_races or bool(result.different_calls) or bool(result.unverified)
@@ -35,7 +35,7 @@ def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> Ex
 
 def match_baseline(path: str | None) -> BaselineMatcher | None:
     """Read the file of ``--baseline``. Raises InputError if it is missing, damaged or of another version."""
-    from cudakit.core.sanitize.baseline import BaselineMatcher, load_baseline
+    from cudakit.sanitize.baseline import BaselineMatcher, load_baseline
 
     return BaselineMatcher(path, load_baseline(path), root=Path.cwd()) if path else None
 
@@ -60,8 +60,8 @@ class BaselineFile:
 
     def write(self, result: SanitizeResult) -> None:
         """Write the findings of a run to the baseline file."""
-        from cudakit.core.sanitize.baseline import format_baseline
-        from cudakit.core.sanitize.report import findings
+        from cudakit.sanitize.baseline import format_baseline
+        from cudakit.sanitize.report import findings
 
         if self.file:
             text = format_baseline(findings(result), result.baseline, root=Path.cwd())
@@ -70,9 +70,9 @@ class BaselineFile:
 
 def race_report(result: SanitizeResult) -> Report:
     """Return the report of races in every format; without GPU work the text is a line per reason."""
-    from cudakit.core.sanitize.present import brief_sentences, report
-    from cudakit.core.sanitize.present.coverage import is_empty, nothing_recorded
-    from cudakit.render import html, sarif
+    from cudakit.report import html, sarif
+    from cudakit.sanitize.present import brief_sentences, report
+    from cudakit.sanitize.present.coverage import is_empty, nothing_recorded
 
     def page() -> Text:
         return html.render(report(result, top=0))

@@ -35,15 +35,15 @@ from cudakit.cli.run.race_report import (
     open_baseline,
     race_report,
 )
-from cudakit.core.profile.activities import Activities
-from cudakit.core.sanitize.races import Confidence
 from cudakit.errors import EnvironmentUnusable, UsageError
-from cudakit.gpu.capture.device_patch import add_device_patches
-from cudakit.gpu.capture.preflight import RecorderFiles, preflight
-from cudakit.run.child import end_like_program, shell_status
-from cudakit.run.command import Command, resolve
-from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
-from cudakit.run.supervise import supervise
+from cudakit.profile.activities import Activities
+from cudakit.record.child import end_like_program, shell_status
+from cudakit.record.command import Command, resolve
+from cudakit.record.device_patch import add_device_patches
+from cudakit.record.preflight import RecorderFiles, preflight
+from cudakit.record.protocol import AgentMessage, AgentMessageKind, Settings
+from cudakit.record.supervise import supervise
+from cudakit.sanitize.races import Confidence
 from cudakit.trace.run_log import NO_REAL_GPU_WORK, Outcome
 from cudakit.trace.spool import Batch
 
@@ -431,7 +431,7 @@ def _print_snapshots(paths: Sequence[str]) -> None:
 
 def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
-    from cudakit.core.memory.record.snapshot_file import extended_stem
+    from cudakit.memory.record.snapshot_file import extended_stem
 
     path = spec.snapshot or "cudakit-memory.pickle"
     for name in (path, extended_stem(Path(path), "-oom")):

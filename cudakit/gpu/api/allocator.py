@@ -1,4 +1,4 @@
-"""The protocol of an allocator that the adapters in cudakit.gpu.plugs connect to other libraries."""
+"""The protocol of an allocator that the adapters in cudakit.arrays.plugs connect to other libraries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Facts, telemetry, processes and links of GPUs, as NVML and the CUDA driver report them.
 
 NVML and CUDA number devices differently; their views are separate here and merged by UUID in
-``core/devices``. A field is a value, or Unavailable with the reason; unknown values are never 0.
+``devices``. A field is a value, or Unavailable with the reason; unknown values are never 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DeviceFacts:
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
     # "0000:65:00.0" in lower case; a MIG instance has the address of its GPU.
     pci_bus_id: str | Unavailable
-    fields: Mapping[str, Field]  # other fields by name; see core/devices/fields
+    fields: Mapping[str, Field]  # other fields by name; see devices/fields
     parent: int | None = None  # NVML index of the GPU of a MIG instance
 
 

@@ -198,12 +198,12 @@ def _nccl_conf(files: Files) -> dict[str, str]:
 
 # The extension modules that setup.py builds.
 _EXTENSIONS = (
-    "core/memory/load/_pickled",
-    "core/allocator/_fast",
-    "gpu/plugs/_buffers",
-    "gpu/plugs/_native",
-    "gpu/capture/_frames",
-    "gpu/capture/_recorder",
+    "memory/load/_pickled",
+    "allocator/_fast",
+    "arrays/plugs/_buffers",
+    "arrays/plugs/_native",
+    "record/_frames",
+    "record/_recorder",
 )
 
 

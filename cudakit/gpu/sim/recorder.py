@@ -95,7 +95,7 @@ def attach_to_spool(environment: Mapping[str, str]) -> SpoolSink | None:
 def _program_calls() -> Callable[[], int]:
     """Return a function that gives the number of the current program call, or 0 if the number is unknown."""
     try:
-        frames_module = import_module("cudakit.gpu.capture._frames")
+        frames_module = import_module("cudakit.record._frames")
     except ImportError:  # cudakit was installed without a compiler
         return int
     frames_module.watch_program_calls()

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from core.bench.example_results import FAILED_VERIFICATION, gemm, machine, result
+from bench.example_results import FAILED_VERIFICATION, gemm, machine, result
 from invocation import Cli
 
-from cudakit.core.bench.measurement import Samples
-from cudakit.core.bench.result import BenchResult
-from cudakit.render.json import render
+from cudakit.bench.measurement import Samples
+from cudakit.bench.result import BenchResult
+from cudakit.report.json import render
 from cudakit.units import Unavailable
 
 REASON = Unavailable("fp8 is multiplied in layout tn only")

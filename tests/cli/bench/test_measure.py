@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
+from bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
+from cudakit.bench.result import BenchResult
 from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import OutputOptions, Target
 from cudakit.cli.report import open_outputs
-from cudakit.core.bench.result import BenchResult
 from cudakit.errors import UsageError
 
 

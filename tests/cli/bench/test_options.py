@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from invocation import Cli
 
+from cudakit.bench import spec
+from cudakit.bench.present.notes import notes
+from cudakit.bench.spec import DRIVER_ALLOCATORS
 from cudakit.cli.bench.options import parse_counts, parse_names, parse_sizes
-from cudakit.core.bench import spec
-from cudakit.core.bench.present.notes import notes
-from cudakit.core.bench.spec import DRIVER_ALLOCATORS
 
 MIB = 1 << 20
 

@@ -7,13 +7,13 @@ import tty
 from itertools import islice
 
 import pytest
-from core.devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_of
+from devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_of
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.devices.watch import Writer, _read_keys, ticks, watch_devices
 from cudakit.cli.output import Output
-from cudakit.core.devices.fields import fields_by_name
-from cudakit.core.devices.watch import Quit
+from cudakit.devices.fields import fields_by_name
+from cudakit.devices.watch import Quit
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import DeviceFacts, Process
 from cudakit.units import Unavailable

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from contract.products import Places
 
-from cudakit.core.bench.roofline import Limit, Work, limit, matrix_kind
+from cudakit.bench.roofline import Limit, Work, limit, matrix_kind
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings

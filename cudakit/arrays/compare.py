@@ -1,0 +1,177 @@
+"""Compare: count different words of two buffers, and read a sample of elements.
+
+The comparison runs on the device; only its result is copied to the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.arrays.loaded import LoadedKernels
+from cudakit.errors import UsageError
+from cudakit.gpu.api import ComputeDevice, Ptr, Stream
+from cudakit.gpu.api.elements import Element, Floats, decode
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
+
+_WORD_BYTES = 4
+
+SOURCE = r"""
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define FOR_EACH_INDEX(count) \
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (count); i += (u64)gridDim.x * blockDim.x)
+
+extern "C" __global__ void cudakit_differ(u64* wrong, const u32* one, const u32* other, u64 count) {
+    u64 found = 0;
+    FOR_EACH_INDEX(count) found += one[i] != other[i];
+    if (found) atomicAdd(wrong, found);
+}
+
+extern "C" __global__ void cudakit_differ_from_word(u64* wrong, const u32* words, u32 word, u64 count) {
+    u64 found = 0;
+    FOR_EACH_INDEX(count) found += words[i] != word;
+    if (found) atomicAdd(wrong, found);
+}
+
+extern "C" __global__ void cudakit_gather(
+    void* to, const void* from, const u64* indices, u64 count, int size) {
+    FOR_EACH_INDEX(count) switch (size) {
+        case 1: ((u8*)to)[i] = ((const u8*)from)[indices[i]]; break;
+        case 2: ((u16*)to)[i] = ((const u16*)from)[indices[i]]; break;
+        case 4: ((u32*)to)[i] = ((const u32*)from)[indices[i]]; break;
+        case 8: ((u64*)to)[i] = ((const u64*)from)[indices[i]]; break;
+    }
+}
+"""
+
+
+class Compare:
+    """Comparisons on one device. Each call is stream-ordered and synchronizes the stream."""
+
+    def __init__(self, gpu: ComputeDevice) -> None:
+        self._gpu = gpu
+        kernel_names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
+        self._kernels = LoadedKernels(gpu, SOURCE, kernel_names)
+
+    def count_different(
+        self, first_buffer: Ptr, second_buffer: Ptr, size_bytes: int, stream: Stream
+    ) -> int:
+        """Return the number of 32-bit words in which two buffers differ."""
+        return self._count_mismatches(
+            "cudakit_differ", (first_buffer, second_buffer), size_bytes, stream
+        )
+
+    def count_not_equal(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
+        """Return the number of 32-bit words that differ from ``word``."""
+        return self._count_mismatches(
+            "cudakit_differ_from_word", (ptr, np.uint32(word)), size_bytes, stream
+        )
+
+    def sample(
+        self, ptr: Ptr, element: Element, indices: npt.NDArray[np.int64], stream: Stream
+    ) -> Floats:
+        """Return the elements with the given indices as fp64."""
+        gpu, element_bytes = self._gpu, element.size_bytes
+        if not len(indices):
+            return np.empty(0)
+        with _Scratch(gpu, len(indices) * (8 + element_bytes)) as scratch:
+            scratch.view[: 8 * len(indices)] = indices.astype(np.uint64).tobytes()
+            gpu.copy(scratch.device_ptr, scratch.host_ptr, 8 * len(indices), stream)
+            values_address = Ptr(scratch.device_ptr + 8 * len(indices))
+            args = (
+                values_address,
+                ptr,
+                scratch.device_ptr,
+                np.uint64(len(indices)),
+                np.int32(element_bytes),
+            )
+            self._kernels.launch_over("cudakit_gather", len(indices), args, stream)
+            gpu.copy(scratch.host_ptr, values_address, element_bytes * len(indices), stream)
+            gpu.sync_stream(stream)
+            bits: npt.NDArray[Any] = np.frombuffer(
+                bytes(scratch.view), element.storage_dtype, len(indices)
+            )
+        return decode(bits, element)
+
+    def close(self) -> None:
+        """Unload the kernels."""
+        self._kernels.close()
+
+    def _count_mismatches(
+        self, name: str, buffers: tuple[Ptr | np.generic, ...], size_bytes: int, stream: Stream
+    ) -> int:
+        word_count, remainder = divmod(size_bytes, _WORD_BYTES)
+        if remainder:
+            raise UsageError(f"{size_bytes} bytes is not a whole number of 32-bit words")
+        with _Scratch(self._gpu, 8) as scratch:
+            self._gpu.fill(scratch.device_ptr, 0, 8, stream)
+            args = (scratch.device_ptr, *buffers, np.uint64(word_count))
+            self._kernels.launch_over(name, word_count, args, stream)
+            self._gpu.copy(scratch.host_ptr, scratch.device_ptr, 8, stream)
+            self._gpu.sync_stream(stream)
+            return int(np.frombuffer(scratch.view, np.uint64)[0])
+
+
+class _Scratch:
+    """Device memory and pinned host memory of one size, freed at the end of a ``with`` block."""
+
+    def __init__(self, gpu: ComputeDevice, size_bytes: int) -> None:
+        self._gpu = gpu
+        self.device_ptr = gpu.malloc(size_bytes)
+        self.host_ptr = gpu.host_malloc(size_bytes)
+        self.view = gpu.host_view(self.host_ptr, size_bytes)
+
+    def __enter__(self) -> _Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._gpu.free(self.device_ptr)
+        self._gpu.host_free(self.host_ptr)
+
+
+@host_kernel("cudakit_differ")
+def _differ(
+    launch: Launch,
+    mismatch_count: Ptr,
+    first_buffer: Ptr,
+    second_buffer: Ptr,
+    word_count: np.uint64,
+) -> None:
+    differs = launch.read(first_buffer, np.uint32, int(word_count)) != launch.read(
+        second_buffer, np.uint32, int(word_count)
+    )
+    _add(launch, mismatch_count, int(np.count_nonzero(differs)))
+
+
+@host_kernel("cudakit_differ_from_word")
+def _differ_from_word(
+    launch: Launch, mismatch_count: Ptr, words: Ptr, word: np.uint32, word_count: np.uint64
+) -> None:
+    differs = launch.read(words, np.uint32, int(word_count)) != word
+    _add(launch, mismatch_count, int(np.count_nonzero(differs)))
+
+
+@host_kernel("cudakit_gather")
+def _gather(
+    launch: Launch,
+    destination: Ptr,
+    source_address: Ptr,
+    indices: Ptr,
+    word_count: np.uint64,
+    element_bytes: np.int32,
+) -> None:
+    unsigned_type = np.dtype(f"u{element_bytes}")
+    selected_indices = launch.read(indices, np.uint64, int(word_count))
+    source = launch.read(source_address, unsigned_type, int(selected_indices.max()) + 1)
+    launch.write(destination, unsigned_type, int(word_count))[:] = source[selected_indices]
+
+
+def _add(launch: Launch, mismatch_count: Ptr, count: int) -> None:
+    if count:
+        launch.atomic(mismatch_count, np.uint64)[:] += np.uint64(count)

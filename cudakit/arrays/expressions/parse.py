@@ -1,0 +1,342 @@
+"""Parsing of expressions: Python assignments become trees of operations.
+
+An expression is a sequence of assignments, one on each line or separated by semicolons. Python's parser reads
+it, so precedence and literals are Python's.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from typing import TypeAlias
+
+from cudakit.arrays.expressions.operations import FUNCTIONS, OPERATIONS, Operation
+from cudakit.errors import UsageError
+
+_BINARY_OPERATIONS = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.FloorDiv: "floor_divide",
+    ast.Mod: "remainder",
+    ast.Pow: "power",
+    ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or",
+    ast.BitXor: "bitwise_xor",
+    ast.LShift: "left_shift",
+    ast.RShift: "right_shift",
+}
+_UNARY_OPERATIONS = {
+    ast.USub: "negative",
+    ast.UAdd: "positive",
+    ast.Invert: "invert",
+    ast.Not: "logical_not",
+}
+_COMPARISONS = {
+    ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Gt: "greater",
+    ast.GtE: "greater_equal",
+}
+_LOGICAL_OPERATIONS = {ast.And: "logical_and", ast.Or: "logical_or"}
+_MAX_DEPTH = 100  # Python's recursion limit is 1000, and each level of a tree takes several calls.
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position in the source of an expression, for error messages."""
+
+    line: int  # counted from 1
+    column: int  # counted from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An array, a scalar argument, or a value that an earlier assignment computed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number in the source."""
+
+    value: bool | int | float | complex
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation on operands."""
+
+    operation: Operation
+    operands: tuple[Node, ...]
+    position: Position
+
+
+Node: TypeAlias = Name | Constant | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One assignment of an expression."""
+
+    target: str
+    value: Node
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A parsed expression."""
+
+    text: str
+    assignments: tuple[Assignment, ...]
+    inputs: tuple[str, ...]  # names that are read before they are assigned, in order of first use
+    outputs: tuple[str, ...]  # names of the results, in order of first assignment
+
+    @property
+    def updated_inputs(self) -> tuple[str, ...]:
+        """Names of arrays that the expression reads and overwrites."""
+        return tuple(name for name in self.outputs if name in self.inputs)
+
+    @property
+    def new_outputs(self) -> tuple[str, ...]:
+        """Names of outputs that are not read: these arrays can be allocated by the call."""
+        return tuple(name for name in self.outputs if name not in self.inputs)
+
+    def error(self, message: str, position: Position, *, hint: str = "") -> UsageError:
+        """Return an error whose message shows the source line and marks the position."""
+        return source_error(self.text, message, position, hint=hint)
+
+
+def source_error(text: str, message: str, position: Position, *, hint: str = "") -> UsageError:
+    """Return an error whose message shows the source line and marks the position."""
+    lines = text.splitlines() or [""]
+    line = lines[min(position.line, len(lines)) - 1]
+    return UsageError(
+        f"{message}\n  line {position.line}: {line}\n  {' ' * len(f'line {position.line}: ')}"
+        f"{' ' * position.column}^",
+        hint=hint,
+    )
+
+
+def parse(text: str, outputs: Sequence[str] | None = None) -> Program:
+    """Parse an expression. ``outputs`` are the names to store; by default, all that are assigned.
+
+    Raises UsageError with the source line for text that is not a valid expression.
+    """
+    source = textwrap.dedent(text).strip("\n")
+    parser = _Parser(source)
+    assignments = parser.parse_assignments()
+    inputs = tuple(parser.inputs)
+    assigned_names = tuple(dict.fromkeys(assignment.target for assignment in assignments))
+    if outputs is None:
+        return Program(source, assignments, inputs, assigned_names)
+    if isinstance(outputs, str):
+        outputs = (outputs,)
+    unassigned_names = [name for name in outputs if name not in assigned_names]
+    if unassigned_names or not outputs:
+        raise UsageError(
+            f"outputs are {', '.join(unassigned_names) or 'empty'}, but the expression assigns "
+            f"{', '.join(assigned_names)}"
+        )
+    return Program(source, assignments, inputs, tuple(dict.fromkeys(outputs)))
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReduction:
+    """A parsed expression that contains one reduction."""
+
+    program: Program  # text and inputs; it has no assignments
+    name: str  # name of the reduction, such as "sum"
+    element: Node  # the value that is reduced, for each element
+    result: Node  # the value to store, in which REDUCED stands for the reduced value
+
+
+def parse_reduction(text: str, reduction_names: Collection[str]) -> ParsedReduction:
+    """Parse an expression with one call of a function of ``reduction_names``, such as ``sqrt(sum(x * x))``.
+
+    Raises UsageError with the source line for text that is not a valid expression.
+    """
+    source = textwrap.dedent(text).strip()
+    parser = _Parser(source, reductions=reduction_names)
+    result = parser.parse_single_value()
+    if parser.reduction is None:
+        raise UsageError(
+            f"the expression {source!r} has no reduction",
+            hint=f"reductions: {', '.join(reduction_names)}",
+        )
+    name, element = parser.reduction
+    names_outside = sorted({*_names_in(result)} - {REDUCED})
+    if names_outside:
+        raise UsageError(
+            f"{', '.join(names_outside)} is used outside of {name}(...)",
+            hint="only the reduced value and constants may be used there",
+        )
+    return ParsedReduction(Program(source, (), tuple(parser.inputs), ()), name, element, result)
+
+
+# The name of the reduced value in the tree of a result; it is no identifier, so it hides no input.
+REDUCED = "<reduced value>"
+
+
+def _names_in(node: Node) -> Iterator[str]:
+    """Yield the names in a tree."""
+    match node:
+        case Name(name):
+            yield name
+        case Call(_, operands):
+            for operand in operands:
+                yield from _names_in(operand)
+
+
+class _Parser:
+    """Converts Python's syntax trees to expressions; ``inputs`` are names that are read before assignment."""
+
+    def __init__(self, text: str, reductions: Collection[str] = ()) -> None:
+        self._text = text
+        self._reductions = reductions
+        # Name and operand of the reduction; None before it is parsed.
+        self.reduction: tuple[str, Node] | None = None
+        self.inputs: dict[str, None] = {}
+        self._assigned_names: set[str] = set()
+
+    def parse_assignments(self) -> tuple[Assignment, ...]:
+        statements = self._parse_python().body
+        if not statements:
+            raise UsageError("the expression is empty", hint='write assignments, as in "z = x + y"')
+        return tuple(self._convert_assignment(statement) for statement in statements)
+
+    def parse_single_value(self) -> Node:
+        statements = self._parse_python().body
+        if len(statements) != 1 or not isinstance(statements[0], ast.Expr):
+            raise UsageError(
+                f"not a single expression: {self._text!r}", hint='write it as in "sum(x * y)"'
+            )
+        return self._convert_node(statements[0].value, 0)
+
+    def _parse_python(self) -> ast.Module:
+        try:
+            return ast.parse(self._text)
+        except SyntaxError as error:
+            position = Position(error.lineno or 1, max((error.offset or 1) - 1, 0))
+            raise source_error(self._text, f"invalid syntax: {error.msg}", position) from None
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise UsageError(f"the expression cannot be parsed: {error}") from None
+
+    def _convert_assignment(self, statement: ast.stmt) -> Assignment:
+        position = _position(statement)
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=target)], value=value):
+                node = self._convert_node(value, 0)
+            case ast.AugAssign(target=ast.Name(id=target), op=operator, value=value):
+                old_value = self._convert_name(target)
+                operands = (old_value, self._convert_node(value, 0))
+                node = Call(OPERATIONS[_BINARY_OPERATIONS[type(operator)]], operands, position)
+            case _:
+                raise self._source_error("only assignments to a name are allowed", statement)
+        if target in FUNCTIONS:
+            raise self._source_error(f"{target} is the name of a function", statement)
+        self._assigned_names.add(target)
+        return Assignment(target, node, position)
+
+    def _convert_node(self, node: ast.expr, depth: int) -> Node:
+        if depth > _MAX_DEPTH:
+            raise self._source_error(
+                f"the expression is nested more than {_MAX_DEPTH} levels deep", node
+            )
+        match node:
+            case ast.Name(id=name):
+                return self._convert_name(name)
+            case ast.Constant(value=bool() | int() | float() | complex() as value):
+                return self._convert_constant(value, node)
+            case ast.BoolOp(op=operator, values=values):
+                operation = OPERATIONS[_LOGICAL_OPERATIONS[type(operator)]]
+                operands = [self._convert_node(value, depth + 1) for value in values]
+                return _join_operands(operation, operands, _position(node))
+            case ast.Compare(left=left, ops=operators, comparators=comparators):
+                return self._convert_comparison(left, operators, comparators, depth)
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+                return self._convert_call(name, arguments, node, depth)
+        return self._convert_operation(node, depth)
+
+    def _convert_operation(self, node: ast.expr, depth: int) -> Call:
+        match node:
+            case ast.BinOp(left=left, op=operator, right=right) if (
+                type(operator) in _BINARY_OPERATIONS
+            ):
+                name, operands = _BINARY_OPERATIONS[type(operator)], [left, right]
+            case ast.UnaryOp(op=operator, operand=operand):
+                name, operands = _UNARY_OPERATIONS[type(operator)], [operand]
+            case ast.IfExp(test=test, body=body, orelse=alternative):
+                name, operands = "where", [test, body, alternative]
+            case _:
+                raise self._source_error("this syntax is not supported in expressions", node)
+        nodes = tuple(self._convert_node(operand, depth + 1) for operand in operands)
+        return Call(OPERATIONS[name], nodes, _position(node))
+
+    def _convert_constant(self, value: bool | int | float | complex, node: ast.expr) -> Constant:
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise self._source_error("the integer does not fit into 64 bits", node)
+        return Constant(value)
+
+    def _convert_comparison(
+        self, left: ast.expr, operators: list[ast.cmpop], comparators: list[ast.expr], depth: int
+    ) -> Node:
+        """Return the tree of a comparison; ``a < b < c`` is ``a < b and b < c``."""
+        operands = [self._convert_node(operand, depth + 1) for operand in (left, *comparators)]
+        if any(type(operator) not in _COMPARISONS for operator in operators):
+            raise self._source_error("only the comparisons == != < <= > >= are supported", left)
+        comparisons = [
+            Call(OPERATIONS[_COMPARISONS[type(operator)]], compared_operands, _position(left))
+            for operator, compared_operands in zip(operators, pairwise(operands), strict=True)
+        ]
+        return _join_operands(OPERATIONS["logical_and"], comparisons, _position(left))
+
+    def _convert_reduction(self, name: str, argument: ast.expr, node: ast.expr, depth: int) -> Name:
+        element = self._convert_node(argument, depth + 1)
+        if self.reduction is not None:
+            raise self._source_error("an expression may have only one reduction", node)
+        self.reduction = (name, element)
+        return Name(REDUCED)
+
+    def _convert_call(
+        self, name: str, arguments: list[ast.expr], node: ast.expr, depth: int
+    ) -> Node:
+        if name in self._reductions and len(arguments) == 1:
+            return self._convert_reduction(name, arguments[0], node, depth)
+        operation = FUNCTIONS.get(name)
+        if operation is None:
+            raise self._source_error(
+                f"unknown function {name}", node, hint=f"functions: {', '.join(sorted(FUNCTIONS))}"
+            )
+        if len(arguments) != operation.arity:
+            raise self._source_error(
+                f"{name} takes {operation.arity} arguments, got {len(arguments)}", node
+            )
+        operands = tuple(self._convert_node(argument, depth + 1) for argument in arguments)
+        return Call(operation, operands, _position(node))
+
+    def _convert_name(self, name: str) -> Name:
+        if name not in self._assigned_names:
+            self.inputs[name] = None
+        return Name(name)
+
+    def _source_error(self, message: str, node: ast.AST, *, hint: str = "") -> UsageError:
+        return source_error(self._text, message, _position(node), hint=hint)
+
+
+def _join_operands(operation: Operation, operands: Sequence[Node], position: Position) -> Node:
+    """Return one tree for an operation on any number of operands, grouped from the left."""
+    return reduce(lambda left, right: Call(operation, (left, right), position), operands)
+
+
+def _position(node: ast.AST) -> Position:
+    return Position(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))

@@ -1,0 +1,366 @@
+"""Fill: random and constant values that are generated on the device.
+
+Element i of a sequence depends on the seed, the sequence, i and whether the type is fp64, but not on the
+grid. A Philox block generates four elements, or two of fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.arrays import philox
+from cudakit.arrays.loaded import LoadedKernels
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Kernels, Ptr, Stream
+from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
+from cudakit.gpu.api.host_kernels import HostKernel, Launch, host_kernel
+
+_WORDS_PER_BLOCK = 4
+# Number of blocks that a host kernel computes at once: temporary arrays are large compared with the result.
+_HOST_BLOCKS = 1 << 18
+_STEP = 2.0**-23  # distance between the uniform values that one word generates
+_FP64_STEP = 2.0**-52  # distance between the uniform values that two words generate
+
+SOURCE = (
+    philox.SOURCE
+    + r"""
+// Rounds to the nearest value of a narrow format, ties to even, and saturates at the largest value.
+__device__ u32 round_to(float value, int width, int mantissa, int bias, float largest) {
+    const u32 sign = __float_as_uint(value) >> 31;
+    const float magnitude = fminf(fabsf(value), largest);
+    int exponent = (int)(__float_as_uint(magnitude) >> 23) - 127;
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    const u32 steps = (u32)rintf(ldexpf(magnitude, mantissa - exponent));
+    return sign << (width - 1) | (((u32)(exponent + bias - 1) << mantissa) + steps);
+}
+
+__device__ int nearest(double value, double low, double high) {
+    return (int)rint(fmin(fmax(value, low), high));
+}
+
+__device__ void store(void* out, u64 at, int type, double value) {
+    const float single = (float)value;
+    switch (type) {
+        case 0: ((double*)out)[at] = value; break;
+        case 1: ((float*)out)[at] = single; break;
+        case 2: ((unsigned short*)out)[at] = round_to(single, 16, 10, 15, 65504.0f); break;
+        case 3: ((unsigned short*)out)[at] = round_to(single, 16, 7, 127, 3.3895314e38f); break;
+        case 4: ((unsigned char*)out)[at] = round_to(single, 8, 3, 7, 448.0f); break;
+        case 5: ((unsigned char*)out)[at] = round_to(single, 8, 2, 15, 57344.0f); break;
+        case 6: ((signed char*)out)[at] = nearest(value, -128.0, 127.0); break;
+        case 7: ((int*)out)[at] = nearest(value, -2147483648.0, 2147483647.0); break;
+    }
+}
+
+__device__ u64 wide(u32 low, u32 high) { return (u64)high << 32 | low; }
+
+// Uniform in (-1, 1), symmetric about 0 and never 0.
+__device__ double symmetric(u32 word) { return (((int)word >> 8) | 1) * 0x1p-23; }
+__device__ double symmetric(u64 word) { return (((long long)word >> 11) | 1) * 0x1p-52; }
+
+// Two normal values (Box and Muller, 1958) from a number in (0, 1] and one in [0, 1).
+__device__ double2 normal(double positive, double angle) {
+    double sine, cosine;
+    const double radius = sqrt(-2.0 * log(positive));
+    sincospi(2.0 * angle, &sine, &cosine);
+    return make_double2(radius * cosine, radius * sine);
+}
+
+#define FOR_EACH_BLOCK(blocks) \
+    for (u64 b = blockIdx.x * (u64)blockDim.x + threadIdx.x; b < (blocks); b += (u64)gridDim.x * blockDim.x)
+
+extern "C" __global__ void cudakit_fill_bits(uint4* out, u64 count, u64 first, u64 sequence, u64 seed) {
+    FOR_EACH_BLOCK(count) out[b] = philox(first + b, sequence, seed);
+}
+
+__device__ void put(void* out, u64 count, int type, u64 at, double value) {
+    if (at < count) store(out, at, type, value);
+}
+
+extern "C" __global__ void cudakit_fill_uniform(
+    void* out, u64 count, int type, double scale, u64 sequence, u64 seed) {
+    const int per_block = type == 0 ? 2 : 4;
+    FOR_EACH_BLOCK((count + per_block - 1) / per_block) {
+        const uint4 w = philox(b, sequence, seed);
+        const u64 at = b * per_block;
+        if (type == 0) {
+            put(out, count, type, at, scale * symmetric(wide(w.x, w.y)));
+            put(out, count, type, at + 1, scale * symmetric(wide(w.z, w.w)));
+        } else {
+            put(out, count, type, at, scale * symmetric(w.x));
+            put(out, count, type, at + 1, scale * symmetric(w.y));
+            put(out, count, type, at + 2, scale * symmetric(w.z));
+            put(out, count, type, at + 3, scale * symmetric(w.w));
+        }
+    }
+}
+
+extern "C" __global__ void cudakit_fill_normal(
+    void* out, u64 count, int type, double scale, u64 sequence, u64 seed) {
+    const int per_block = type == 0 ? 2 : 4;
+    FOR_EACH_BLOCK((count + per_block - 1) / per_block) {
+        const uint4 w = philox(b, sequence, seed);
+        const u64 at = b * per_block;
+        if (type == 0) {
+            const double2 n = normal(
+                ((wide(w.x, w.y) >> 11) + 1) * 0x1p-53, (wide(w.z, w.w) >> 11) * 0x1p-53);
+            put(out, count, type, at, scale * n.x);
+            put(out, count, type, at + 1, scale * n.y);
+        } else {
+            const double2 n = normal((w.x + 1.0) * 0x1p-32, w.y * 0x1p-32);
+            const double2 m = normal((w.z + 1.0) * 0x1p-32, w.w * 0x1p-32);
+            put(out, count, type, at, scale * n.x);
+            put(out, count, type, at + 1, scale * n.y);
+            put(out, count, type, at + 2, scale * m.x);
+            put(out, count, type, at + 3, scale * m.y);
+        }
+    }
+}
+
+extern "C" __global__ void cudakit_fill_integers(
+    void* out, u64 count, int type, long long low, u64 choices, u64 sequence, u64 seed) {
+    FOR_EACH_BLOCK((count + 3) / 4) {
+        const uint4 w = philox(b, sequence, seed);
+        put(out, count, type, b * 4, low + (long long)(w.x * choices >> 32));
+        put(out, count, type, b * 4 + 1, low + (long long)(w.y * choices >> 32));
+        put(out, count, type, b * 4 + 2, low + (long long)(w.z * choices >> 32));
+        put(out, count, type, b * 4 + 3, low + (long long)(w.w * choices >> 32));
+    }
+}
+
+extern "C" __global__ void cudakit_fill_constant(void* out, u64 count, int type, double value) {
+    FOR_EACH_BLOCK(count) store(out, b, type, value);
+}
+"""
+)
+
+_NAMES = ("bits", "uniform", "normal", "integers", "constant")
+_ELEMENT_BY_CODE = {element.code: element for element in ELEMENTS.values()}
+
+
+class Fill:
+    """The fill kernels of one device. A fill of 0 elements launches nothing."""
+
+    def __init__(self, gpu: Kernels) -> None:
+        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
+
+    def bits(
+        self,
+        destination: Ptr,
+        blocks: int,
+        stream: Stream,
+        *,
+        seed: int,
+        sequence: int = 0,
+        first: int = 0,
+    ) -> None:
+        """Write the Philox blocks of a sequence, 16 bytes each, from block ``first``."""
+        args = (
+            destination,
+            np.uint64(blocks),
+            np.uint64(first),
+            np.uint64(sequence),
+            np.uint64(seed),
+        )
+        self._kernels.launch_over("cudakit_fill_bits", blocks, args, stream)
+
+    def uniform(
+        self,
+        destination: Ptr,
+        count: int,
+        element: Element,
+        stream: Stream,
+        *,
+        seed: int,
+        sequence: int = 0,
+        scale: float | None = None,
+    ) -> None:
+        """Write uniform values in (-scale, scale), rounded to the type; the default is 1, or 127 for int8."""
+        factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
+        self._random("uniform", destination, count, element, factor, sequence, seed, stream)
+
+    def normal(
+        self,
+        destination: Ptr,
+        count: int,
+        element: Element,
+        stream: Stream,
+        *,
+        seed: int,
+        sequence: int = 0,
+        scale: float | None = None,
+    ) -> None:
+        """Write normal values with mean 0 and standard deviation ``scale``: by default 1, or 32 for int8."""
+        factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
+        self._random("normal", destination, count, element, factor, sequence, seed, stream)
+
+    def integers(
+        self,
+        destination: Ptr,
+        count: int,
+        element: Element,
+        stream: Stream,
+        *,
+        low: int,
+        high: int,
+        seed: int,
+        sequence: int = 0,
+    ) -> None:
+        """Write integers in [low, high], a range of at most 2 ** 32 numbers."""
+        value_count = high - low + 1
+        if not 0 < value_count <= 1 << 32:
+            raise UsageError(
+                f"[{low}, {high}] has {value_count} integers; the range must have 1 to 2 ** 32"
+            )
+        args = (
+            destination,
+            *_count_and_type(count, element),
+            np.int64(low),
+            np.uint64(value_count),
+        )
+        seed_words = (np.uint64(sequence), np.uint64(seed))
+        self._kernels.launch_over(
+            "cudakit_fill_integers", -(-count // 4), (*args, *seed_words), stream
+        )
+
+    def constant(
+        self, destination: Ptr, count: int, element: Element, stream: Stream, *, value: float
+    ) -> None:
+        """Write one value to all elements."""
+        args = (destination, *_count_and_type(count, element), np.float64(value))
+        self._kernels.launch_over("cudakit_fill_constant", count, args, stream)
+
+    def close(self) -> None:
+        """Unload the kernels."""
+        self._kernels.close()
+
+    def _random(
+        self,
+        name: str,
+        destination: Ptr,
+        count: int,
+        element: Element,
+        scale: float,
+        sequence: int,
+        seed: int,
+        stream: Stream,
+    ) -> None:
+        args = (destination, *_count_and_type(count, element), np.float64(scale))
+        seed_words = (np.uint64(sequence), np.uint64(seed))
+        block_count = -(-count // _elements_per_block(element))
+        self._kernels.launch_over(f"cudakit_fill_{name}", block_count, (*args, *seed_words), stream)
+
+
+def uniform_values(
+    count: int, element: Element, sequence: int, seed: int, first_block: int = 0
+) -> npt.NDArray[Any]:
+    """Return the values in (-1, 1) that ``Fill.uniform`` scales and rounds."""
+    words = _words(count, element, sequence, seed, first_block)
+    if element is FP64:
+        wide_words = words.view(np.int64)
+        return (((wide_words >> 11) | 1) * _FP64_STEP)[:count]
+    return (((words.view(np.int32) >> 8) | 1) * _STEP)[:count]
+
+
+def normal_values(
+    count: int, element: Element, sequence: int, seed: int, first_block: int = 0
+) -> npt.NDArray[Any]:
+    """Return the values with mean 0 and standard deviation 1 that ``Fill.normal`` scales and rounds."""
+    words = _words(count, element, sequence, seed, first_block)
+    if element is FP64:
+        integer_pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53
+    else:
+        integer_pairs, unit = words.reshape(-1, 2), 2.0**-32
+    radius = np.sqrt(-2.0 * np.log((integer_pairs[:, 0] + 1.0) * unit))
+    angle = 2.0 * np.pi * (integer_pairs[:, 1] * unit)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)[:count]
+
+
+def _count_and_type(count: int, element: Element) -> tuple[np.uint64, np.int32]:
+    return np.uint64(count), np.int32(element.code)
+
+
+def _elements_per_block(element: Element) -> int:
+    return 2 if element is FP64 else _WORDS_PER_BLOCK
+
+
+def _words(
+    count: int, element: Element, sequence: int, seed: int, first_block: int
+) -> npt.NDArray[np.uint32]:
+    block_count = -(-count // _elements_per_block(element))
+    return philox.philox(first_block, block_count, sequence, seed).reshape(-1)
+
+
+@host_kernel("cudakit_fill_bits")
+def _bits(
+    launch: Launch,
+    destination: Ptr,
+    count: np.uint64,
+    first: np.uint64,
+    sequence: np.uint64,
+    seed: np.uint64,
+) -> None:
+    words = launch.write(destination, np.uint32, int(count) * _WORDS_PER_BLOCK)
+    for begin in range(0, int(count), _HOST_BLOCKS):
+        block_count = min(_HOST_BLOCKS, int(count) - begin)
+        blocks = philox.philox(int(first) + begin, block_count, int(sequence), int(seed))
+        words[begin * _WORDS_PER_BLOCK :][: blocks.size] = blocks.reshape(-1)
+
+
+def _host_random(values: Callable[[int, Element, int, int, int], npt.NDArray[Any]]) -> HostKernel:
+    def fill(
+        launch: Launch,
+        destination: Ptr,
+        count: np.uint64,
+        type_: np.int32,
+        scale: np.float64,
+        sequence: np.uint64,
+        seed: np.uint64,
+    ) -> None:
+        element = _ELEMENT_BY_CODE[int(type_)]
+        written_values = launch.write(destination, element.storage_dtype, int(count))
+        elements_per_chunk = _HOST_BLOCKS * _elements_per_block(element)
+        for begin in range(0, int(count), elements_per_chunk):
+            element_count = min(elements_per_chunk, int(count) - begin)
+            first_block = begin // _elements_per_block(element)
+            unscaled_values = values(element_count, element, int(sequence), int(seed), first_block)
+            written_values[begin : begin + element_count] = encode(scale * unscaled_values, element)
+
+    return fill
+
+
+host_kernel("cudakit_fill_uniform")(_host_random(uniform_values))
+host_kernel("cudakit_fill_normal")(_host_random(normal_values))
+
+
+@host_kernel("cudakit_fill_integers")
+def _integers(
+    launch: Launch,
+    destination: Ptr,
+    count: np.uint64,
+    type_: np.int32,
+    low: np.int64,
+    value_count: np.uint64,
+    sequence: np.uint64,
+    seed: np.uint64,
+) -> None:
+    words = philox.philox(0, -(-int(count) // _WORDS_PER_BLOCK), int(sequence), int(seed)).reshape(
+        -1
+    )
+    offsets = (words[: int(count)] * value_count >> np.uint64(32)).astype(np.int64)
+    _write(launch, destination, _ELEMENT_BY_CODE[int(type_)], low + offsets)
+
+
+@host_kernel("cudakit_fill_constant")
+def _constant(
+    launch: Launch, destination: Ptr, count: np.uint64, type_: np.int32, value: np.float64
+) -> None:
+    _write(launch, destination, _ELEMENT_BY_CODE[int(type_)], np.full(int(count), value))
+
+
+def _write(launch: Launch, destination: Ptr, element: Element, values: npt.NDArray[Any]) -> None:
+    launch.write(destination, element.storage_dtype, len(values))[:] = encode(values, element)

@@ -1,0 +1,328 @@
+"""Random numbers on the device: draws, the kernels that fill memory with them, and their numpy counterparts.
+
+A draw names the kernel and the parameters of one call. It starts at a Philox block, and each element depends
+only on its index, the draw and the counter, not on the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.arrays import random_kernel_source, random_values
+from cudakit.arrays.loaded import LoadedKernels
+from cudakit.arrays.random_values import Counter, round_to_dtype
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Argument, Kernel, Kernels, Ptr, Stream
+from cudakit.gpu.api.elements import BF16, decode
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
+
+SOURCE = random_kernel_source.SOURCE
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+# Maximum number of CUDA blocks: enough to fill all GPUs. With more, each thread would write too few numbers.
+_MAX_BLOCKS = 2048
+# Number of draws whose parameters are cached, because programs repeat calls.
+_CACHED_DRAWS = 1024
+# Size of a counter in device memory: position, sequence, seed, and the number of CUDA blocks that have read
+# the counter during the running launch.
+COUNTER_BYTES = 32
+NO_COUNTER = Ptr(0)
+# Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call of a generator: the kernel, its parameters, and the Philox blocks that it uses."""
+
+    kernel: str  # Name of the kernel without its prefix; names the numpy function, too.
+    count: int  # Number of elements that the kernel writes.
+    parameters: tuple[np.generic, ...]  # Arguments of the kernel after the counter.
+    blocks: int = 0  # Number of Philox blocks that the call uses.
+
+    @cached_property
+    def storage(self) -> str:
+        """The numpy dtype in which the kernel writes: bfloat16 as uint16, integers as unsigned ones."""
+        method, _, element_type = self.kernel.partition("_")
+        if method in ("uniform", "normal"):
+            return "uint16" if element_type == "bfloat16" else element_type
+        return {"bits": "u1", "wide_integers": "u8"}.get(self.kernel, f"u{element_type}")
+
+    @cached_property
+    def threads(self) -> int:
+        """The number of threads that write all elements if each thread runs one iteration of its loop."""
+        method, _, dtype = self.kernel.partition("_")
+        if method == "uniform":
+            return -(-self.count // random_values.elements_per_block(dtype))
+        elements_per_thread = {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(
+            self.kernel, 4
+        )
+        return -(-self.count // elements_per_thread)
+
+    @property
+    def cuda_blocks(self) -> int:
+        """The number of CUDA blocks of the launch; 0 for a draw of 0 elements."""
+        return min(-(-self.threads // random_kernel_source.THREADS), _MAX_BLOCKS)
+
+
+@lru_cache(_CACHED_DRAWS)
+def bits_draw(size_bytes: int) -> Draw:
+    """Return the Draw (kernel and parameters) that generates random bytes."""
+    return Draw("bits", size_bytes, (), -(-size_bytes // 16))
+
+
+@lru_cache(_CACHED_DRAWS)
+def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
+    """Return the draw of uniform values in [low, high), whose bounds are rounded to the dtype.
+
+    Raises UsageError unless the rounded bounds are finite, ``low`` is less than ``high``, and their
+    difference is finite.
+    """
+    _check_dtype(dtype, FLOATS, "uniform")
+    compute_type = _compute_type(dtype)
+    rounded_low, rounded_high = (_round_bound(bound, dtype) for bound in (low, high))
+    with np.errstate(over="ignore"):
+        value_range = compute_type(rounded_high - rounded_low)
+    if not (np.isfinite(value_range) and -np.inf < rounded_low < rounded_high < np.inf):
+        raise UsageError(
+            f"uniform {dtype} values in [{low}, {high}): the bounds must be finite, and low below high",
+            hint="the bounds are rounded to the dtype, and their difference must not overflow",
+        )
+    largest_value = _next_smaller(rounded_high, dtype)
+    elements_per_block = random_values.elements_per_block(dtype)
+    parameters = (compute_type(rounded_low + 0.0), value_range, compute_type(largest_value))
+    return Draw(f"uniform_{dtype}", count, parameters, -(-count // elements_per_block))
+
+
+@lru_cache(_CACHED_DRAWS)
+def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
+    """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
+    _check_dtype(dtype, FLOATS, "normal")
+    compute_type = _compute_type(dtype)
+    with np.errstate(over="ignore"):
+        # The sum turns -0.0 into 0.0, so that equal arguments give equal bits.
+        parameters = (compute_type(mean + 0.0), compute_type(deviation))
+    if not np.isfinite(parameters).all() or deviation < 0:
+        raise UsageError(
+            f"normal {dtype} values with mean {mean} and standard deviation {deviation}: both must be "
+            "finite, and the deviation not negative"
+        )
+    elements_per_block = 2 if dtype == "float64" else 4
+    return Draw(f"normal_{dtype}", count, parameters, -(-count // elements_per_block))
+
+
+@lru_cache(_CACHED_DRAWS)
+def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
+    """Return the draw of integers in [low, high). Raises UsageError if the dtype cannot hold them."""
+    _check_dtype(dtype, INTEGERS, "integers")
+    dtype_limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
+    if not dtype_limits.min <= low < high <= dtype_limits.max + 1:
+        raise UsageError(
+            f"{dtype} integers in [{low}, {high}): low must be below high, and {dtype} holds "
+            f"{dtype_limits.min} to {dtype_limits.max}"
+        )
+    value_count, low_word = high - low, np.uint64(low % (1 << 64))
+    if value_count <= 1 << 32:
+        word_parameters = (low_word, np.uint64(value_count), np.uint32((1 << 32) % value_count))
+        blocks = -(-count // random_values.WORDS_PER_BLOCK)
+        return Draw(f"integers_{item_bytes}", count, word_parameters, blocks)
+    parameters = (low_word, np.uint64(value_count % (1 << 64)), np.uint64((1 << 64) % value_count))
+    return Draw("wide_integers", count, parameters, -(-count // 2))
+
+
+@lru_cache(_CACHED_DRAWS)
+def permutation_draw(size: int, dtype: str) -> Draw:
+    """Return the Draw (kernel and parameters) that generates a permutation of 0 to ``size`` - 1.
+
+    Raises UsageError if the dtype is too small.
+    """
+    _check_dtype(dtype, INTEGERS, "permutation")
+    dtype_limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
+    if size > dtype_limits.max + 1:
+        raise UsageError(f"a permutation of {size} numbers does not fit in {dtype}")
+    left_bits, right_bits = random_values.domain_bits(size)
+    parameters = (np.uint64(size), np.int32(left_bits), np.int32(right_bits))
+    blocks = random_values.PERMUTATION_BLOCKS if size else 0
+    return Draw(f"permutation_{item_bytes}", size, parameters, blocks)
+
+
+class RandomKernels:
+    """The random kernels of one device, loaded until ``close``."""
+
+    def __init__(self, gpu: Kernels) -> None:
+        self._gpu = gpu
+        self._kernels = LoadedKernels(gpu, SOURCE, _NAMES)
+
+    def fill(self, destination: Ptr, draw: Draw, start: Counter, stream: Stream) -> None:
+        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
+        _launch(self._kernels, destination, draw, start, NO_COUNTER, stream)
+
+    def fill_from_stored_counter(
+        self, destination: Ptr, draw: Draw, address: Ptr, stream: Stream
+    ) -> None:
+        """Enqueue the kernel of a draw. The kernel reads the counter at ``address``, and advances it."""
+        _launch(self._stored_kernels, destination, draw, Counter(0, 0, 0), address, stream)
+
+    def load_stored_kernels(self) -> None:
+        """Load the kernels that read the counter from device memory.
+
+        During a stream capture, call this in a block of ``gpu.relaxed()``: loading is not part of the
+        graph.
+        """
+        _ = self._stored_kernels
+
+    def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
+        """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""
+        counter_words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
+        self._kernels.launch("cudakit_random_store_counter", (address, *counter_words), stream)
+
+    def kernel(self, draw: Draw, *, has_stored_counter: bool) -> Kernel:
+        """Return the loaded kernel of a draw that starts at an argument, or at a stored counter."""
+        kernels = self._stored_kernels if has_stored_counter else self._kernels
+        return kernels.kernel(f"cudakit_random_{draw.kernel}")
+
+    @cached_property
+    def _stored_kernels(self) -> LoadedKernels:
+        """The kernels that read the counter from device memory."""
+        return LoadedKernels(self._gpu, random_kernel_source.STORED_COUNTER_SOURCE, _NAMES)
+
+    def close(self) -> None:
+        """Unload the kernels, all of which must have finished."""
+        self._kernels.close()
+        if "_stored_kernels" in self.__dict__:
+            self._stored_kernels.close()
+
+
+def _launch(
+    kernels: LoadedKernels,
+    destination: Ptr,
+    draw: Draw,
+    start: Counter,
+    stored_counter: Ptr,
+    stream: Stream,
+) -> None:
+    """Enqueue the kernel of a draw, unless the draw has no elements."""
+    counter_words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
+    draw_blocks = np.uint64(draw.blocks)
+    args: list[Argument] = [destination, *counter_words, stored_counter, draw_blocks]
+    args += draw.parameters
+    if draw.cuda_blocks:
+        name = f"cudakit_random_{draw.kernel}"
+        kernels.launch(
+            name, args, stream, grid=draw.cuda_blocks, block=random_kernel_source.THREADS
+        )
+
+
+def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Counter) -> None:
+    """Write the numbers that ``RandomKernels.fill`` writes to a flat array of the storage dtype."""
+    compute_values = _FUNCTIONS[draw.kernel]
+    for first_index in range(0, draw.count, _CHUNK):
+        element_count = min(_CHUNK, draw.count - first_index)
+        destination[first_index : first_index + element_count] = compute_values(
+            first_index, element_count, start_counter, *draw.parameters
+        )
+
+
+def _check_dtype(dtype: str, allowed_dtypes: tuple[str, ...], method: str) -> None:
+    """Raise UsageError unless a method of a generator can fill arrays of a dtype."""
+    if dtype not in allowed_dtypes:
+        raise UsageError(
+            f"{method} cannot give {dtype}", hint=f"use one of {', '.join(allowed_dtypes)}"
+        )
+
+
+def _compute_type(dtype: str) -> type[np.float64] | type[np.float32]:
+    """Return the type in which values of a dtype are computed before they are rounded."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def _round_bound(value: float, dtype: str) -> float:
+    """Return a number rounded to a dtype."""
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return float(np.dtype(dtype).type(value))
+        fp32_value = np.array([value], np.float32)
+    return float(decode(round_to_dtype(fp32_value, dtype), BF16)[0])
+
+
+def _next_smaller(value: float, dtype: str) -> float:
+    """Return the largest number of a dtype below a finite number of the dtype."""
+    if dtype != "bfloat16":
+        scalar = np.dtype(dtype).type
+        return float(np.nextafter(scalar(value), scalar(-np.inf)))
+    # Adjacent bfloat16 numbers differ by 1 in the upper 16 bits of fp32.
+    bfloat16_bits = int(np.float32(value).view(np.uint32)) >> 16
+    smaller_bits = (
+        bfloat16_bits - 1
+        if 0 < bfloat16_bits < 0x8000
+        else 0x8001
+        if bfloat16_bits in (0, 0x8000)
+        else bfloat16_bits + 1
+    )
+    return float(np.array([smaller_bits << 16], np.uint32).view(np.float32)[0])
+
+
+def _permutation_values(
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
+    size: np.uint64,
+    left_bits: np.int32,  # noqa: ARG001 the size gives them
+    right_bits: np.int32,  # noqa: ARG001
+) -> npt.NDArray[Any]:
+    return random_values.permutation(first_index, element_count, start_counter, int(size))
+
+
+# The numpy function of each kernel, by the name of the kernel without its prefix.
+_FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
+    "bits": random_values.bits,
+    "wide_integers": random_values.wide_integers,
+    **{f"uniform_{dtype}": partial(random_values.uniform, dtype) for dtype in FLOATS},
+    **{f"normal_{dtype}": partial(random_values.normal, dtype) for dtype in FLOATS},
+    **{f"integers_{item_bytes}": random_values.integers for item_bytes in (1, 2, 4, 8)},
+    **{f"permutation_{item_bytes}": _permutation_values for item_bytes in (1, 2, 4, 8)},
+}
+
+
+_NAMES = tuple(f"cudakit_random_{name}" for name in (*_FUNCTIONS, "store_counter"))
+
+
+def _register_host_kernel(name: str) -> None:
+    """Register the host kernel of a random kernel for simulated devices."""
+
+    @host_kernel(f"cudakit_random_{name}")
+    def fill(
+        launch: Launch,
+        destination: Ptr,
+        count: np.uint64,
+        position: np.uint64,
+        sequence: np.uint64,
+        seed: np.uint64,
+        stored_counter: Ptr,
+        draw_blocks: np.uint64,
+        *parameters: np.generic,
+    ) -> None:
+        draw = Draw(name, int(count), parameters)
+        counter_words: Iterable[Any] = (position, sequence, seed)
+        if stored_counter:
+            stored_words = launch.update(stored_counter, "uint64", 3)
+            counter_words = tuple(stored_words)
+            stored_words[0] += draw_blocks
+        output_array = launch.write(destination, draw.storage, draw.count)
+        fill_on_host(output_array, draw, Counter(*map(int, counter_words)))
+
+
+for _name in _FUNCTIONS:
+    _register_host_kernel(_name)
+
+
+@host_kernel("cudakit_random_store_counter")
+def _store_counter(launch: Launch, address: Ptr, *words: np.uint64) -> None:
+    launch.write(address, "uint64", 4)[:] = (*words, 0)

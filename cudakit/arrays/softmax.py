@@ -1,0 +1,234 @@
+"""Softmax over the rows of a matrix.
+
+A row is read once: its elements stay in registers while the threads of the row combine the maximum, and then
+the sum of exponentials. Rows that do not fit into the registers of a block are read twice (M. Milakov and
+N. Gimelshein, "Online normalizer calculation for softmax", 2018).
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+
+from cudakit.arrays.elementwise_source import VECTORS
+from cudakit.arrays.expressions.cuda import PRELUDE
+from cudakit.arrays.expressions.dtypes import FLOAT, DType, dtype_of
+from cudakit.arrays.expressions.evaluate import from_storage, to_storage
+from cudakit.arrays.launch_plan import Address, LaunchPlan
+from cudakit.arrays.views import read_array, write_array
+from cudakit.errors import UsageError
+from cudakit.gpu.api.arrays import ArrayView
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
+
+_VECTOR_BYTES = 16
+_MIN_ROW_THREADS, _MAX_THREADS = 4, 1024  # numbers of threads that share a row
+_BLOCK_THREADS = 128  # number of threads of a block that has several rows
+_MAX_ELEMENTS = 32  # elements that a thread keeps in registers
+_VECTORS_BEFORE_MORE_THREADS = (
+    2  # maximum number of vectors per thread before more threads share a row
+)
+
+_SOURCE = r"""
+typedef COMPUTE Value;
+enum { WIDTH = WIDTH_VALUE, VECTORS = VECTORS_VALUE, ROW_THREADS = ROW_THREADS_VALUE };
+// Lanes of a warp that have the same row, and warps that have the same row.
+enum { LANES = ROW_THREADS < 32 ? ROW_THREADS : 32, WARPS = ROW_THREADS <= 32 ? 1 : ROW_THREADS / 32 };
+typedef Vector<STORAGE, WIDTH> Elements;
+
+__device__ Value negative_infinity() { return -(Value)__int_as_float(0x7F800000); }
+
+struct Maximum {
+    static __device__ Value of(Value a, Value b) { return a > b ? a : b; }
+};
+struct Sum {
+    static __device__ Value of(Value a, Value b) { return a + b; }
+};
+
+// Combines the values of all threads of a row; every thread returns the result.
+template <class Operation> __device__ Value combine_row(Value value) {
+    #pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2)
+        value = Operation::of(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    if (WARPS == 1) return value;
+    __shared__ Value values[WARPS];
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = values[threadIdx.x % WARPS];
+    #pragma unroll
+    for (int distance = WARPS / 2; distance; distance /= 2)
+        value = Operation::of(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    return value;
+}
+
+// Keeps the elements of a row in registers.
+__device__ void normalize_in_registers(const Elements* source, Elements* target, int vectors, int lane) {
+    Value values[VECTORS ? VECTORS : 1][WIDTH];
+    Value maximum = negative_infinity(), sum = 0;
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const bool is_used = lane + v * ROW_THREADS < vectors;
+        Elements elements;
+        if (is_used) elements = source[lane + v * ROW_THREADS];
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k)
+            values[v][k] = is_used ? (Value)load_value(elements.elements[k]) : negative_infinity();
+    }
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v)
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) maximum = Maximum::of(maximum, values[v][k]);
+    maximum = combine_row<Maximum>(maximum);
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v)
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            values[v][k] = op::exp(values[v][k] - maximum);
+            if (lane + v * ROW_THREADS < vectors) sum += values[v][k];
+        }
+    if (WARPS > 1) __syncthreads();  // the maxima in shared memory are still read
+    const Value factor = (Value)1 / combine_row<Sum>(sum);
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        if (lane + v * ROW_THREADS >= vectors) continue;
+        Elements elements;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) elements.elements[k] = stored<STORAGE>::from(values[v][k] * factor);
+        if (target) target[lane + v * ROW_THREADS] = elements;
+    }
+}
+
+// Reads the elements of a long row twice, and keeps a running sum relative to a running maximum.
+__device__ void normalize_from_memory(const Elements* source, Elements* target, i64 vectors, int lane) {
+    Value maximum = negative_infinity(), sum = 0;
+    #pragma unroll 4
+    for (i64 v = lane; v < vectors; v += ROW_THREADS) {
+        const Elements elements = source[v];
+        Value larger = maximum;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) larger = Maximum::of(larger, load_value(elements.elements[k]));
+        // Equal infinities give a factor of 1, and a finite base gives exp(-infinity) = 0, not NaN.
+        const Value base = larger == negative_infinity() ? (Value)0 : larger;
+        if (maximum != larger) sum *= op::exp(maximum - larger);
+        maximum = larger;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) sum += op::exp(load_value(elements.elements[k]) - base);
+    }
+    const Value row_maximum = combine_row<Maximum>(maximum);
+    if (maximum != row_maximum) sum *= op::exp(maximum - row_maximum);
+    if (WARPS > 1) __syncthreads();  // the maxima in shared memory are still read
+    const Value factor = (Value)1 / combine_row<Sum>(sum);
+    #pragma unroll 4
+    for (i64 v = lane; v < vectors; v += ROW_THREADS) {
+        const Elements elements = source[v];
+        Elements result;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k)
+            result.elements[k] = stored<STORAGE>::from(
+                op::exp((Value)load_value(elements.elements[k]) - row_maximum) * factor);
+        if (target) target[v] = result;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_VALUE) KERNEL_NAME(
+    char* out, const char* in, i64 rows, i64 columns, i64 out_stride, i64 in_stride) {
+    const i64 row = blockIdx.x * (i64)(BLOCK_VALUE / ROW_THREADS) + threadIdx.x / ROW_THREADS;
+    // Threads without a row compute the last one, but do not store it: shuffles need all lanes of a warp.
+    const Elements* source = (const Elements*)(in + (row < rows ? row : rows - 1) * in_stride);
+    Elements* target = row < rows ? (Elements*)(out + row * out_stride) : nullptr;
+    const int lane = threadIdx.x % ROW_THREADS;
+    if (VECTORS) normalize_in_registers(source, target, (int)(columns / WIDTH), lane);
+    else normalize_from_memory(source, target, columns / WIDTH, lane);
+}
+"""
+
+
+def plan_softmax(values: ArrayView, output: ArrayView) -> LaunchPlan:
+    """Return the launch of a softmax over the last axis; its operands are the values, then the output.
+
+    Both arrays have one or two dimensions, and the last one is contiguous; they may be the same array. Raises
+    UsageError for other arrays, and for integers and complex numbers.
+    """
+    dtype = dtype_of(values.dtype)
+    _check_arrays(output, values, dtype)
+    row_count, column_count = (1, *values.shape)[-2:]
+    strides = [(0, *view.strides)[-2] for view in (output, values)]
+    vector_size = _VECTOR_BYTES // dtype.size_bytes
+    while vector_size > 1 and (
+        column_count % vector_size
+        or any(
+            offset % (vector_size * dtype.size_bytes)
+            for offset in (output.ptr, values.ptr, *strides)
+        )
+    ):
+        vector_size //= 2
+    row_threads = _MIN_ROW_THREADS
+    while row_threads < _MAX_THREADS and column_count > (
+        row_threads * vector_size * _VECTORS_BEFORE_MORE_THREADS
+    ):
+        row_threads *= 2
+    vector_count = -(-column_count // (row_threads * vector_size))
+    fits_registers = vector_count * vector_size <= _MAX_ELEMENTS
+    block_threads = max(row_threads, _BLOCK_THREADS)
+    name, source = _source(
+        dtype, vector_size, vector_count if fits_registers else 0, row_threads, block_threads
+    )
+    _register_host_kernel(name, dtype)
+    sizes = (np.int64(row_count), np.int64(column_count), *map(np.int64, strides))
+    block_count = -(-row_count // (block_threads // row_threads)) if column_count else 0
+    return LaunchPlan(source, name, block_count, block_threads, (Address(1), Address(0), *sizes))
+
+
+def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:
+    if dtype.category != FLOAT:
+        raise UsageError(f"softmax needs floating-point numbers, not {dtype}")
+    if (output.dtype, output.shape) != (values.dtype, values.shape) or output.read_only:
+        raise UsageError(
+            f"softmax of {values.dtype} {list(values.shape)} needs a writable output of the same dtype and "
+            f"shape, not {output.dtype} {list(output.shape)}"
+        )
+    if not 1 <= len(values.shape) <= 2 or any(
+        view.strides[-1] != dtype.size_bytes and view.shape[-1] > 1 for view in (output, values)
+    ):
+        raise UsageError("softmax needs one or two dimensions, the last one contiguous")
+
+
+def _source(
+    dtype: DType, vector_size: int, vector_count: int, row_threads: int, block_threads: int
+) -> tuple[str, str]:
+    """Return the name and the CUDA C++ source of the kernel."""
+    body = _SOURCE
+    for placeholder, value in {
+        "COMPUTE": dtype.compute_type,
+        "STORAGE": dtype.storage_type,
+        "ROW_THREADS_VALUE": row_threads,
+        "WIDTH_VALUE": vector_size,
+        "VECTORS_VALUE": vector_count,
+        "BLOCK_VALUE": block_threads,
+    }.items():
+        body = body.replace(placeholder, str(value))
+    name = f"cudakit_softmax_{sha256(body.encode()).hexdigest()[:16]}"
+    return name, f"{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}"
+
+
+def _register_host_kernel(name: str, dtype: DType) -> None:
+    """Register the numpy implementation of a kernel, for simulated devices."""
+
+    @host_kernel(name)
+    def run(
+        launch: Launch,
+        output: int,
+        values: int,
+        rows: np.int64,
+        columns: np.int64,
+        output_stride: np.int64,
+        stride: np.int64,
+    ) -> None:
+        sizes = (int(columns), int(rows))
+        size_bytes = dtype.size_bytes
+        bits = read_array(launch, values, dtype.storage, sizes, (size_bytes, int(stride)))
+        row_values = from_storage(bits, dtype)
+        with np.errstate(all="ignore"):
+            exponentials = np.exp(row_values - row_values.max(axis=1, keepdims=True))
+            result = exponentials / exponentials.sum(axis=1, keepdims=True)
+        write_array(launch, output, to_storage(result, dtype), (size_bytes, int(output_stride)))

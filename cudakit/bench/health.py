@@ -1,0 +1,270 @@
+"""The health of a GPU: each figure compared with the value of a healthy GPU.
+
+The expected rate is the one measured on another GPU of the model. For other models it is a share of the
+theoretical peak, with a wider band. Latencies depend on the host and the driver, not on the model: their
+bound is several times the measured latency, which only a faulty machine exceeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal, TypeAlias
+
+from cudakit.bench.result import BenchResult, CaseResult
+from cudakit.bench.roofline import Fields, Limit
+from cudakit.bench.warnings import likely_causes
+from cudakit.bench.workload import Axis, Verification
+from cudakit.units import Unavailable
+
+Health: TypeAlias = Literal["pass", "warn", "fail"]
+# Source of an expected value: measured on a GPU of the model, derived from the datasheet, or a general bound.
+Source: TypeAlias = Literal["measured", "derived", "bound"]
+
+# Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
+# Four other H200s at their power limit reached 0.84 to 0.88 of the expected rates of tensor-core GEMMs.
+_SHARES_OF_MEASURED_VALUE = (0.93, 0.80, 1.15)
+_SHARES_OF_DERIVED_VALUE = (0.75, 0.5, None)
+# A time fails beyond this multiple of its bound.
+_FAIL_MULTIPLE = 3
+
+# Measured on one H200 SXM with random data: GEMMs of 8192 by 8192 by 8192 by cuBLAS; copies of pinned memory
+# over PCIe 5.0 x16; copies within the device, counting reads and writes; kernels on buffers of 1 GiB. "memory
+# read" is the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
+_H200_FIGURES: Mapping[str, float] = MappingProxyType(
+    {
+        "gemm fp64": 57.1e12,
+        "gemm fp32": 50.6e12,
+        "gemm tf32": 410e12,
+        "gemm fp16": 764e12,
+        "gemm bf16": 793e12,
+        "gemm fp8_e4m3": 1441e12,
+        "copy h2d": 55.5e9,
+        "copy d2h": 55.4e9,
+        "copy d2d": 4260e9,
+        "memory copy": 4273e9,
+        "memory triad": 4377e9,
+        "memory read": 4480e9,
+    }
+)
+_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"NVIDIA H200": _H200_FIGURES}
+)
+
+# Expected shares of the theoretical peak. The H200 reached 0.73 to 0.85 in GEMMs, 0.89 to 0.93 in memory
+# kernels, and 0.88 in copies.
+_SHARES_OF_PEAK = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
+_HOST_DEPENDENT = Unavailable("the rate depends on the host more than on the GPU")
+_NOT_DERIVED = MappingProxyType(
+    {"copy pageable-h2d": _HOST_DEPENDENT, "copy pageable-d2h": _HOST_DEPENDENT}
+)
+
+# Upper bounds in seconds. On the host of the measured H200, a launch takes about 3 us by cuda.core, an event
+# 0.6 us, and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
+# synchronization.
+_TIME_LIMITS: Mapping[str, float] = MappingProxyType(
+    {
+        "launch": 20e-6,
+        "launch-to-start": 40e-6,
+        "launch-to-finish": 50e-6,
+        "launch-back-to-back": 10e-6,
+        "event-record": 10e-6,
+        "stream-synchronize": 20e-6,
+        "alloc stream-ordered": 1e-3,
+    }
+)
+
+# For each bench, the axis whose value is part of a figure's name.
+_NAMING_AXES = MappingProxyType(
+    {
+        "gemm": "dtype",
+        "copy": "direction",
+        "memory": "operation",
+        "launch": "call",
+        "alloc": "allocator",
+    }
+)
+
+_NOT_ASSESSED = Unavailable("not assessed: all values are simulated, computed on the CPU")
+_NOTHING_ASSESSED = Unavailable("not assessed: no expected values are known for this GPU")
+_NO_EXPECTATION = Unavailable("none is known")
+_WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The expected value of one figure, and the limits beyond which a value is a warning or a failure."""
+
+    unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
+    expected: float  # Expected value in ``unit``.
+    warn: float  # Limit: a figure that is worse is a warning.
+    fail: float  # Limit: a figure that is worse is a failure.
+    # Upper limit of a rate: a higher rate is a warning, because the GPU is of another model or the
+    # measurement is wrong. null: no limit.
+    warn_above: float | None
+    source: Source  # Origin of the expected value.
+
+    def health_of(self, measured_value: float) -> Health:
+        """Return the health of a measured value."""
+        sign = 1 if self.unit == "s" else -1  # longer times and lower rates are worse
+        if sign * measured_value > sign * self.fail:
+            return "fail"
+        is_too_high = self.warn_above is not None and measured_value > self.warn_above
+        return "warn" if is_too_high or sign * measured_value > sign * self.warn else "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a health check."""
+
+    name: str  # Name of the figure: "gemm bf16".
+    axes: Mapping[str, Axis]  # Axes of the figure's case.
+    health: Health | Unavailable  # Unavailable if there is no expected value.
+    reached: float | Unavailable  # Measured value in ``unit``.
+    unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
+    band: Band | Unavailable  # Expected value and its limits.
+    ratio_to_limit: float | Unavailable  # Share of the peak at the measured clock.
+
+    @property
+    def is_out_of_band(self) -> bool:
+        """Whether the figure is a warning or a failure."""
+        return self.health in ("warn", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedBench:
+    """A bench that could not be run."""
+
+    what: str  # Name of the bench: "gemm".
+    reason: str  # Reason why the bench was not run.
+    remedy: str  # Command that installs the missing package.
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """The result of a health check: whether a GPU is as fast as expected of its model."""
+
+    schema: ClassVar[str] = "cudakit.suite/1"
+    simulated: bool  # whether a simulated device did the work
+    quick: bool  # Whether --quick was given.
+    health: Health | Unavailable  # Health of the worst figure.
+    causes: tuple[str, ...]  # Likely causes of warnings and failures.
+    figures: tuple[Figure, ...]  # Figures in the order measured.
+    left_out: tuple[SkippedBench, ...]  # Benches that could not be run.
+    bench: BenchResult  # The measurement, of schema cudakit.bench/1.
+
+
+def assess_health(
+    result: BenchResult, *, quick: bool, left_out: Iterable[SkippedBench] = (), fields: Fields
+) -> SuiteResult:
+    """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
+    figures = tuple(map(figure, result.results))
+    figures_with_cases = zip(figures, result.results, strict=True)
+    suspect_environments = [
+        case.environment for rated_figure, case in figures_with_cases if rated_figure.is_out_of_band
+    ]
+    return SuiteResult(
+        simulated=result.simulated,
+        quick=quick,
+        health=_worst_health(figures) or (_NOT_ASSESSED if result.simulated else _NOTHING_ASSESSED),
+        causes=likely_causes(suspect_environments, fields) if suspect_environments else (),
+        figures=figures,
+        left_out=tuple(left_out),
+        bench=result,
+    )
+
+
+def figure(case: CaseResult) -> Figure:
+    """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
+    amount, unit = measured_value(case)
+    expected_band = _NOT_ASSESSED if case.environment.simulated else band(case)
+    return Figure(
+        name=figure_name(case),
+        axes=case.axes,
+        health=_health_of_case(case, expected_band, amount),
+        reached=amount,
+        unit=unit,
+        band=expected_band,
+        ratio_to_limit=case.ratio_to_limit,
+    )
+
+
+def _health_of_case(
+    case: CaseResult, expected_band: Band | Unavailable, amount: float | Unavailable
+) -> Health | Unavailable:
+    if isinstance(case.verification, Verification) and not case.verification.passed:
+        return "fail"
+    if isinstance(amount, Unavailable):
+        return amount if case.is_unsupported else "fail"
+    return (
+        expected_band if isinstance(expected_band, Unavailable) else expected_band.health_of(amount)
+    )
+
+
+def _worst_health(figures: Sequence[Figure]) -> Health | None:
+    healths = {rated_figure.health for rated_figure in figures}
+    return next((health for health in _WORST_FIRST if health in healths), None)
+
+
+def figure_name(case: CaseResult) -> str:
+    """Return the name of the figure of a case: its bench and the value of one axis, as in ``gemm bf16``."""
+    axis_text = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
+    bench_name = (
+        "" if case.name == "launch" and axis_text else case.name
+    )  # calls such as "launch-to-start" are named without "launch"
+    peer_text = f"to {case.axes['peer']}" if "peer" in case.axes else ""
+    return " ".join(filter(None, (bench_name, axis_text, peer_text)))
+
+
+def measured_value(case: CaseResult) -> tuple[float | Unavailable, str]:
+    """Return the rate of a case, or its time if it measures a latency, and the unit of this value."""
+    if case.amount:
+        return case.per_second(case.amount), f"{case.unit}/s"
+    return case.median_s, "s"
+
+
+def band(case: CaseResult) -> Band | Unavailable:
+    """Return the expected value of a case, or the reason why there is none."""
+    name, (_, unit) = figure_name(case), measured_value(case)
+    if unit == "s":
+        return _time_band(name)
+    measured_amount = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(name)
+    if measured_amount is not None:
+        return _band_around(measured_amount, unit, _SHARES_OF_MEASURED_VALUE, "measured")
+    if name in _NOT_DERIVED:
+        return _NOT_DERIVED[name]
+    return _derived_band(case, unit)
+
+
+def _time_band(name: str) -> Band | Unavailable:
+    bound_s = _TIME_LIMITS.get(name)
+    if bound_s is None:
+        return _NO_EXPECTATION
+    return Band("s", bound_s, bound_s, _FAIL_MULTIPLE * bound_s, None, "bound")
+
+
+def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
+    limit, share_of_peak = case.limit, _SHARES_OF_PEAK.get(case.name)
+    if share_of_peak is None:
+        return _NO_EXPECTATION
+    if not isinstance(limit, Limit):
+        return limit
+    return _band_around(
+        share_of_peak * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED_VALUE, "derived"
+    )
+
+
+def _band_around(
+    expected_value: float, unit: str, shares: tuple[float, float, float | None], source: Source
+) -> Band:
+    warn_share, fail_share, warn_above_share = shares
+    upper_limit = None if warn_above_share is None else warn_above_share * expected_value
+    return Band(
+        unit,
+        expected_value,
+        warn_share * expected_value,
+        fail_share * expected_value,
+        upper_limit,
+        source,
+    )

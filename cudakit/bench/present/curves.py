@@ -1,0 +1,227 @@
+"""Charts of the rate or time of cases that differ in one axis only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.bench.labels import (
+    DIMENSIONS,
+    axis_names,
+    axis_title,
+    is_square,
+    short_labels,
+)
+from cudakit.bench.present.columns import limit_s, number
+from cudakit.bench.present.sweep import draw_sweep
+from cudakit.bench.result import CaseResult, GraphCosts
+from cudakit.bench.workload import CUDAKIT
+from cudakit.report.document import Array, Chart, Columns, Node, Section, Series, View
+from cudakit.units import Unavailable
+
+# Minimum number of points of a curve.
+_MIN_POINTS = 3
+# Maximum number of lines in a chart: more lines would be hard to distinguish.
+_MAX_LINES = 9
+# The x axis is logarithmic if its largest value is at least this multiple of its smallest one.
+_MIN_LOG_RATIO = 8
+# The axis of GEMMs with m = n = k.
+_SQUARE = "m=n=k"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Cases that differ in one axis only, sorted along it."""
+
+    name: str
+    cases: tuple[CaseResult, ...]
+    colour: int  # Index of the colour: equal for the same work in all libraries.
+    library: int  # Index of the library: 0 is cudakit.
+
+
+def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
+    """Chart the rate or the time along each numeric axis with enough points.
+
+    ``graphs`` are the costs of graphs, whose linear fits are drawn with the times of the steps.
+    """
+    timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    # Square GEMMs have an additional axis.
+    square_axes = [_SQUARE] if any(map(is_square, timed_cases)) else []
+    for name in [*square_axes, *axis_names(timed_cases)]:
+        if groups := _groups(timed_cases, name):
+            pictures = (
+                node for group in _panels(groups) for node in _picture(name, *group, graphs)
+            )
+            yield Section(f"By {axis_title(name).replace('=', ' = ')}", tuple(pictures))
+
+
+def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
+    """Group the cases that differ only in one numeric axis, sorted along it."""
+    cases_by_axes: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in cases:
+        if _coordinate(case, name) is not None:
+            fixed_axes = (
+                (axis, axis_value)
+                for axis, axis_value in case.axes.items()
+                if axis not in _axes_of(name)
+            )
+            cases_by_axes.setdefault((case.name, case.library, *fixed_axes), []).append(case)
+    return [
+        sorted(cases_of_group, key=lambda case: _position(case, name))
+        for cases_of_group in cases_by_axes.values()
+        if len({_coordinate(case, name) for case in cases_of_group}) >= _MIN_POINTS
+    ]
+
+
+def _axes_of(name: str) -> tuple[str, ...]:
+    return DIMENSIONS if name == _SQUARE else (name,)
+
+
+def _coordinate(case: CaseResult, name: str) -> float | None:
+    if name == _SQUARE:
+        return _coordinate(case, DIMENSIONS[0]) if is_square(case) else None
+    value = case.axes.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _position(case: CaseResult, name: str) -> float:
+    return _coordinate(case, name) or 0.0
+
+
+def _panels(
+    groups: Sequence[list[CaseResult]],
+) -> Iterator[tuple[str, list[list[CaseResult]]]]:
+    """Split many groups into titled charts, along the text axis that gives the fewest charts."""
+    first_cases = [group[0] for group in groups]
+    panels_by_axis: dict[str, dict[str, list[list[CaseResult]]]] = {}
+    for name in axis_names(first_cases):
+        curves_by_panel: dict[str, list[list[CaseResult]]] = {}
+        for group in groups:
+            curves_by_panel.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
+        if len(curves_by_panel) > 1 and all(
+            isinstance(first_case.axes.get(name), str) for first_case in first_cases
+        ):
+            panels_by_axis[name] = curves_by_panel
+    if len(groups) <= _MAX_LINES or not panels_by_axis:
+        yield "", list(groups)
+        return
+    small_enough_panels = [
+        curves_by_chart
+        for curves_by_chart in panels_by_axis.values()
+        if max(map(len, curves_by_chart.values())) <= _MAX_LINES
+    ]
+    yield from min(small_enough_panels or panels_by_axis.values(), key=len).items()
+
+
+def _picture(
+    name: str, panel: str, groups: Sequence[list[CaseResult]], graphs: Sequence[GraphCosts]
+) -> tuple[Node, ...]:
+    lines = _lines(name, groups)
+    columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
+    return columns, View("sweep", (columns.name,), draw_sweep, _chart(name, lines))
+
+
+def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
+    first_cases = [group[0] for group in groups]
+    omitted_axes = _axes_of(name)
+    work_labels = short_labels(first_cases, omitted_axes=omitted_axes, with_library=False)
+    libraries = list(dict.fromkeys([CUDAKIT, *(first_case.library for first_case in first_cases)]))
+    colours = list(dict.fromkeys(work_labels))
+    line_labels = short_labels(first_cases, omitted_axes=omitted_axes)
+    return [
+        _Line(label, tuple(group), colours.index(work_label), libraries.index(group[0].library))
+        for label, work_label, group in zip(line_labels, work_labels, groups, strict=True)
+    ]
+
+
+def _columns(
+    title: str, name: str, lines: Sequence[_Line], graphs: Sequence[GraphCosts]
+) -> Columns:
+    indexed_cases = [(index, line, case) for index, line in enumerate(lines) for case in line.cases]
+    cases = [case for _, _, case in indexed_cases]
+    no_interval = (np.nan, np.nan)
+    intervals = [
+        no_interval if isinstance(case.ci95_s, Unavailable) else case.ci95_s for case in cases
+    ]
+    return Columns(
+        f"sweep {title}",
+        {
+            "line": np.array([index for index, _, _ in indexed_cases], np.int64),
+            "colour": np.array([line.colour for _, line, _ in indexed_cases], np.int64),
+            "library": np.array([line.library for _, line, _ in indexed_cases], np.int64),
+            name: _float_array(_position(case, name) for case in cases),
+            "median_s": _float_array(number(case.median_s) for case in cases),
+            "ci95_low_s": _float_array(low for low, _ in intervals),
+            "ci95_high_s": _float_array(high for _, high in intervals),
+            "limit_s": _float_array(map(limit_s, cases)),
+            "fit_s": _float_array(_fit_s(case, name, graphs) for case in cases),
+            "amount": _float_array(_amounts(cases)),
+            "unit": np.zeros(len(cases), np.int64),
+        },
+        {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
+    )
+
+
+def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
+    """Return the fitted time of a step; NaN without a fit."""
+    for graph in graphs:
+        if (graph.topology, graph.kind) == (case.axes.get("topology"), case.axes.get("kind")):
+            for step in graph.steps:
+                if step.step == case.axes.get("step") and name == "nodes":
+                    return number(step.fixed_s) + number(step.node_s) * _position(case, name)
+    return float("nan")
+
+
+def _amounts(cases: Sequence[CaseResult]) -> list[float]:
+    """Return the work per execution, or NaN for all cases if some count bytes and others operations.
+
+    Rates in bytes and in operations per second have no common axis; a chart of NaN shows times.
+    """
+    is_in_bytes = {case.unit == "B" for case in cases}
+    return [case.amount or np.nan if len(is_in_bytes) == 1 else np.nan for case in cases]
+
+
+def _unit(cases: Sequence[CaseResult]) -> str:
+    """Return the unit of the rates, or OP if the cases have operations of several kinds."""
+    units = {case.unit for case in cases}
+    return units.pop() if len(units) == 1 else "OP"
+
+
+def _chart(name: str, lines: Sequence[_Line]) -> Chart:
+    """Return a chart for terminal and Markdown: of the % of peak if all cases have one, else of the time."""
+    cases = [case for line in lines for case in line.cases]
+    positions = sorted({_position(case, name) for case in cases})
+    shows_percent_of_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
+    is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _MIN_LOG_RATIO
+    title = axis_title(name)
+    return Chart(
+        title="% of peak" if shows_percent_of_peak else "Time",
+        x=np.log2(positions) if is_logarithmic else np.array(positions, np.float64),
+        series=tuple(
+            Series(
+                line.name,
+                _curve_heights(line, name, positions, percent_of_peak=shows_percent_of_peak),
+                step=False,
+            )
+            for line in lines
+        ),
+        x_label=f"log2 of {title}" if is_logarithmic else title,
+        y_unit="ratio" if shows_percent_of_peak else "seconds",
+    )
+
+
+def _curve_heights(
+    line: _Line, name: str, positions: list[float], *, percent_of_peak: bool
+) -> Array:
+    """Return the height of a line at each position, NaN where the line has no point."""
+    height_by_x = {
+        _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)
+        for case in line.cases
+    }
+    return _float_array(height_by_x.get(position, np.nan) for position in positions)
+
+
+def _float_array(values: Iterable[float]) -> Array:
+    return np.fromiter(values, np.float64)

@@ -1,0 +1,194 @@
+"""A result in nvbench's JSON format, so that nvbench's scripts can read and compare the result.
+
+The input is the Columns ``results`` and ``device`` (see ``columns``). The format is version 1.0.0, written by
+nvbench/json_printer.cu; the tags are those of nvbench/detail/measure_cold.cu, which nvbench's scripts read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from cudakit.errors import UsageError
+from cudakit.report.document import Columns, Document, walk
+
+_VERSION = {"major": 1, "minor": 0, "patch": 0, "string": "1.0.0"}
+_FIRST_FIGURE = "median_s"
+
+_Json: TypeAlias = dict[str, Any]
+_Row: TypeAlias = Mapping[str, Any]
+
+# Summaries with the value of one column: tag, name, hint, column.
+_SUMMARIES = (
+    ("nv/cold/sample_size", "Samples", "sample_size", "samples"),
+    ("nv/cold/time/gpu/min", "Min GPU Time", "duration", "minimum_s"),
+    ("nv/cold/time/gpu/max", "Max GPU Time", "duration", "maximum_s"),
+    ("nv/cold/time/gpu/mean", "GPU Time", "duration", "mean_s"),
+    ("nv/cold/time/gpu/stdev/absolute", "Noise", "duration", "stdev_s"),
+    ("nv/cold/time/gpu/q1", "Q1 GPU Time", "duration", "q1_s"),
+    ("nv/cold/time/gpu/median", "Median GPU Time", "duration", "median_s"),
+    ("nv/cold/time/gpu/q3", "Q3 GPU Time", "duration", "q3_s"),
+    ("nv/cold/sm_clock_rate/mean", "Clock Rate", "frequency", "sm_clock_hz"),
+    ("nv/cold/bw/item_rate", "Elem/s", "item_rate", "operations_per_s"),
+    ("nv/cold/bw/global/bytes_per_second", "GlobalMem BW", "byte_rate", "bytes_per_s"),
+)
+# Summaries with a ratio of columns: tag, name, numerator (one column or the difference of two), denominator.
+_RATIO_SUMMARIES = (
+    ("nv/cold/time/gpu/stdev/relative", "Noise", ("stdev_s",), "mean_s"),
+    ("nv/cold/time/gpu/iqr/relative", "Rel IQR", ("q3_s", "q1_s"), "median_s"),
+)
+
+
+def nvbench(document: Document) -> str:
+    """Return a document's cases as nvbench's JSON text; a case without a time is a skipped state.
+
+    Raises UsageError if the document has no Columns ``results`` with figures.
+    """
+    columns_by_name = {
+        node.name: node for node in walk(document.nodes) if isinstance(node, Columns)
+    }
+    if _FIRST_FIGURE not in (
+        columns_by_name["results"].arrays if "results" in columns_by_name else ()
+    ):
+        raise UsageError(
+            f"{document.title!r} has no results that nvbench's format can express",
+            hint="choose another output format, such as json",
+        )
+    rows = _rows(columns_by_name["results"])
+    device = next(iter(_rows(columns_by_name["device"])), {}) if "device" in columns_by_name else {}
+    document_of_nvbench = {
+        "meta": {"argv": [document.title], "version": {"json": _VERSION}},
+        "devices": [_device(device)],
+        "benchmarks": _benchmarks(rows),
+    }
+    return json.dumps(document_of_nvbench, indent=2) + "\n"
+
+
+def _rows(columns: Columns) -> list[_Row]:
+    """Return the rows as dicts by column name, with texts decoded, and None for missing values."""
+    cells_by_column = {
+        name: [_cell(item, columns.text.get(name)) for item in array.tolist()]
+        for name, array in columns.arrays.items()
+    }
+    return [
+        dict(zip(cells_by_column, row, strict=True))
+        for row in zip(*cells_by_column.values(), strict=True)
+    ]
+
+
+def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
+    """Return an item of an array; with ``texts``, the item is an index of the text to return."""
+    if texts is not None:
+        return texts[item] if 0 <= item < len(texts) else None
+    return None if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def _device(row: _Row) -> _Json:
+    capability = str(row.get("compute_capability") or "0.0").split(".")
+    sm_version = int("".join(capability)) * 10 if all(map(str.isdigit, capability)) else 0
+    clock_hz, bus_bits = (
+        _rounded_figure(row, "memory_clock_hz"),
+        _rounded_figure(row, "memory_bus_bits"),
+    )
+    return {
+        "id": 0,
+        "name": row.get("gpu") or "unknown",
+        "sm_version": sm_version,
+        "ptx_version": sm_version,
+        "sm_default_clock_rate": _rounded_figure(row, "sm_clock_max_hz"),
+        "number_of_sms": _rounded_figure(row, "multiprocessors"),
+        "global_memory_size": _rounded_figure(row, "memory_bytes"),
+        "global_memory_bus_peak_clock_rate": clock_hz,
+        "global_memory_bus_width": bus_bits,
+        "global_memory_bus_bandwidth": 2 * clock_hz * bus_bits // 8,
+        "l2_cache_size": _rounded_figure(row, "l2_bytes"),
+    }
+
+
+def _rounded_figure(row: _Row, name: str) -> int:
+    return round(row.get(name) or 0)
+
+
+def _benchmarks(rows: list[_Row]) -> list[_Json]:
+    bench_names = list(dict.fromkeys(row["name"] for row in rows))
+    return [
+        _benchmark(str(name), index, [row for row in rows if row["name"] == name])
+        for index, name in enumerate(bench_names)
+    ]
+
+
+def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
+    columns = list(rows[0])
+    axis_columns = columns[columns.index("name") + 1 : columns.index(_FIRST_FIGURE)]
+    axes = [axis for axis in axis_columns if any(row[axis] is not None for row in rows)]
+    return {
+        "name": name,
+        "index": index,
+        "devices": [0],
+        "axes": [_axis(axis, [row[axis] for row in rows]) for axis in axes],
+        "states": [_state(row, axes) for row in rows],
+    }
+
+
+def _axis(name: str, values: list[Any]) -> _Json:
+    kind = _kind(values)
+    distinct_values = list(dict.fromkeys(value for value in values if value is not None))
+    return {
+        "name": name,
+        "type": kind,
+        "flags": "",
+        "values": [
+            {
+                "input_string": str(value),
+                "description": "",
+                "value": str(value) if kind == "string" else value,
+            }
+            for value in distinct_values
+        ],
+    }
+
+
+def _kind(values: list[Any]) -> str:
+    kinds = {type(value) for value in values if value is not None}
+    return "int64" if kinds == {int} else "float64" if kinds == {float} else "string"
+
+
+def _state(row: _Row, axes: list[str]) -> _Json:
+    row_axes = [axis for axis in axes if row[axis] is not None]
+    is_skipped = row[_FIRST_FIGURE] is None
+    state: _Json = {
+        "name": " ".join(["Device=0", *(f"{axis}={row[axis]}" for axis in row_axes)]),
+        "device": 0,
+        "type_config_index": 0,
+        "axis_values": [_value(axis, row[axis]) for axis in row_axes],
+        "summaries": [] if is_skipped else list(_summaries(row)),
+        "is_skipped": is_skipped,
+    }
+    return {**state, "skip_reason": "no time was reported"} if is_skipped else state
+
+
+def _summaries(row: _Row) -> Iterator[_Json]:
+    for tag, name, hint, column in _SUMMARIES:
+        if row.get(column) is not None:
+            yield _summary(tag, name, hint, row[column])
+    for tag, name, numerator, denominator in _RATIO_SUMMARIES:
+        operands = [row.get(column) for column in numerator]
+        if None not in operands and row.get(denominator):
+            difference = float(operands[0] or 0) - sum(
+                float(operand or 0) for operand in operands[1:]
+            )
+            yield _summary(tag, name, "percentage", difference / row[denominator])
+    if row.get("q1_s") is not None and row.get("q3_s") is not None:
+        tag = "nv/cold/time/gpu/iqr/absolute"
+        yield _summary(tag, "IQR", "duration", row["q3_s"] - row["q1_s"])
+
+
+def _summary(tag: str, name: str, hint: str, value: float) -> _Json:
+    return {"tag": tag, "name": name, "hint": hint, "data": [_value("value", value)]}
+
+
+def _value(name: str, value: Any) -> _Json:
+    # nvbench writes numbers as strings, because JSON numbers are doubles, which cannot represent every int64.
+    return {"name": name, "type": _kind([value]), "value": str(value)}

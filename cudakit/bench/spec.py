@@ -1,0 +1,468 @@
+"""Specs: the options of a bench, one dataclass per bench.
+
+A Spec is validated without a device. Before the measurement, plan.py checks whether the device supports it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeAlias, get_args
+
+from cudakit.arrays.bandwidth import WIDTH_BYTES
+from cudakit.bench.data_file import BLOCK_BYTES, DataFile
+from cudakit.bench.method import Cache, Method, Mode, Rule
+from cudakit.errors import InputError
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
+from cudakit.gpu.api.elements import ELEMENTS
+from cudakit.gpu.api.gemm import LIBRARIES, Algorithm, Gemm, GemmSettings, Library
+from cudakit.gpu.api.operations import (
+    ARRAY_LIBRARIES,
+    ArrayLibraryName,
+    Operation,
+    OperationLibrary,
+)
+from cudakit.gpu.api.operations import OPERATIONS as ARRAY_OPERATIONS
+
+# The ways to allocate memory with the driver API.
+DRIVER_ALLOCATORS = ("driver", "stream-ordered", "pinned", "virtual")
+OPERATIONS = ("read", "write", "copy", "scale", "triad")
+# Directions of copies: h2d and d2h copy between pinned host memory and the device, "both" runs h2d and d2h at
+# the same time, d2d copies within the device, "peer" copies to each other device.
+DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
+# Directions whose overlap with GEMMs bench copy measures.
+OVERLAP_DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
+# Work that copies can overlap with.
+OVERLAP_WORK = ("gemm",)
+CALLS = (
+    "launch",
+    "launch-to-start",
+    "launch-to-finish",
+    "launch-back-to-back",
+    "event-record",
+    "stream-synchronize",
+    "event-create-destroy",
+    "stream-create-destroy",
+)
+TOPOLOGIES = ("chain", "fork-join")
+NODE_KINDS = ("kernel", "fill", "copy")
+# Steps of a graph's life. The time of a step ends when its call returns, except for run (device time), and
+# for replay and eager (host time until the device has finished). first-launch launches a graph without an
+# upload.
+STEPS = (
+    "capture",
+    "instantiate",
+    "update",
+    "upload",
+    "first-launch",
+    "launch",
+    "run",
+    "replay",
+    "eager",
+)
+# Places of the buffers of a collective: in place, the send and receive buffers share memory.
+PLACES = ("out-of-place", "in-place")
+# Libraries that bench nccl measures beside NCCL.
+COLLECTIVE_BASELINES = ("torch",)
+# Directions and orders of transfers between files and device memory.
+STORAGE_DIRECTIONS = ("read", "write")
+PATTERNS = ("sequential", "random")
+# Timings of bench ops: the host time of a call, the GPU time of one execution, and the GPU time of one
+# execution within a CUDA graph.
+TIMINGS = ("host-call", "eager", "graph")
+# Kinds of matrix data; "int" stands for small integers, whose sums are exact.
+FILLS = ("uniform", "normal", "int", "zeros", "ones")
+
+# Measurement modes that a user can choose. Mode "call" is missing, because it only suits latencies.
+_MODES = ("isolated", "batch", "graph", "host")
+
+# When GEMMs start on an idle device, clocks take longer to settle than with other work.
+_GEMM_WARMUP_S = 1.0
+# Sizes of copies are multiples of this size, because the kernels that verify copies compare words.
+_WORD_BYTES = 4
+# GPUs settle sooner under collectives than under GEMMs, which draw more power.
+_NCCL_WARMUP_S = 0.1
+_MAX_THREADS = 1024
+_MAX_NODES = 100_000
+_MAX_ELEMENTS = 1 << 31
+_MAX_ROUNDS = 1000
+_MAX_SAMPLES = 1_000_000
+_MAX_WARMUP_S = 3600
+
+
+class Allocator(Protocol):
+    """Allocates and frees memory in stream order."""
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
+    def free(self, ptr: Ptr, stream: Stream) -> None: ...
+    def close(self) -> None:
+        """Free the memory that the allocator caches."""
+        ...
+
+
+AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
+# A function that opens a library on a device.
+OpenLibrary: TypeAlias = Callable[[Gpu], OperationLibrary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """The options that all benches share. Specs raise InputError for invalid values."""
+
+    bench: ClassVar[str]
+    # Default stopping rule. The user can override each of its values.
+    default_rule: ClassVar[Rule] = Rule()
+
+    seed: int = 0  # Seed of random data.
+    warmup_s: float = 0.25  # Minimum warm-up time per case.
+    rule: Rule = field(default_factory=Rule)  # Stopping rule of a case.
+    rounds: int = 5  # Number of groups of samples; each group has new buffers.
+    blocker: bool = True  # Whether a blocking kernel hides launch gaps.
+    budget_s: float | None = None  # Approximate time for all cases together; None: no budget.
+
+    def __post_init__(self) -> None:
+        _check_range("--seed", self.seed, 0, 2**64 - 1)
+        _check_range("--warmup", self.warmup_s, 0, _MAX_WARMUP_S)
+        _check_range("--samples", self.rule.min_samples, 1, _MAX_SAMPLES)
+        _check_range("the minimum sampling time", self.rule.min_time_s, 0, math.inf)
+        _check_range("--rounds", self.rounds, 1, _MAX_ROUNDS)
+        _check_positive("--precision", self.rule.precision)
+        _check_positive("--timeout", self.rule.timeout_s)
+        if self.budget_s is not None:
+            _check_positive("--budget", self.budget_s)
+
+    def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
+        """Return the measurement method of a case: the given mode and L2 state, and options of the Spec."""
+        return Method(
+            mode,
+            cache,
+            self.warmup_s,
+            self.rule,
+            blocker=self.blocker,
+            rounds=self.rounds,
+            fill=fill,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySpec(Spec):
+    """Options of ``cudakit bench memory``."""
+
+    bench: ClassVar[str] = "memory"
+
+    operations: tuple[str, ...] = OPERATIONS
+    # Sizes of each buffer. None: sizes around that of the L2 cache.
+    sizes_bytes: tuple[int, ...] | None = None
+    mode: Mode = "batch"
+    # With hot data, the size from which the rate drops shows the capacity of the L2 cache.
+    cache: Cache = "hot"
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("operation", self.operations, OPERATIONS)
+        _check_sizes(self.sizes_bytes, WIDTH_BYTES)
+        _check_method(self.mode, self.cache)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySpec(Spec):
+    """Options of ``cudakit bench copy``."""
+
+    bench: ClassVar[str] = "copy"
+
+    directions: tuple[str, ...] | None = None  # Directions; None: all that the machine supports.
+    sizes_bytes: tuple[int, ...] | None = (
+        None  # Sizes of each copy; None: several sizes from 4 KiB on.
+    )
+    mode: Mode | None = None  # Mode; None: host for pageable memory, else isolated.
+    cache: Cache | None = None  # L2 state; None: rotate for copies within the device, else hot.
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if self.directions is not None:
+            _check_names("direction", self.directions, DIRECTIONS)
+        _check_sizes(self.sizes_bytes, _WORD_BYTES)
+        _check_method(self.mode or "isolated", self.cache)
+        if self.mode == "graph" and any(map(is_pageable, self.directions or ())):
+            raise InputError(
+                "copies of pageable memory block the host, so a graph cannot contain them",
+                hint="choose another --mode, or other --directions",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSpec(Spec):
+    """Options of ``cudakit bench copy --overlap gemm``."""
+
+    bench: ClassVar[str] = "copy-overlap"
+    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
+    default_rule: ClassVar[Rule] = Rule(precision=0.02, timeout_s=3.0)
+
+    # Each of the five measurements of a case has a warm-up, so each of them can be short.
+    warmup_s: float = 0.1
+    rounds: int = 2
+    rule: Rule = default_rule
+    work: str = "gemm"  # Work that runs beside the copies.
+    directions: tuple[str, ...] = OVERLAP_DIRECTIONS
+    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("work", (self.work,), OVERLAP_WORK)
+        _check_names("direction", self.directions, DIRECTIONS)
+        for direction in self.directions:
+            if direction not in OVERLAP_DIRECTIONS:
+                raise InputError(
+                    f"--overlap cannot be measured for --directions {direction}",
+                    hint=f"choose from {', '.join(OVERLAP_DIRECTIONS)}",
+                )
+        _check_sizes(self.sizes_bytes, _WORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec(Spec):
+    """Options of ``cudakit bench launch``."""
+
+    bench: ClassVar[str] = "launch"
+
+    calls: tuple[str, ...] = CALLS
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("call", self.calls, CALLS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocSpec(Spec):
+    """Options of ``cudakit bench alloc``.
+
+    ``other_allocators`` are the factories of allocators that are not the driver's, by name.
+    """
+
+    bench: ClassVar[str] = "alloc"
+
+    allocators: tuple[str, ...] | None = None  # Names of allocators; None: all allocators.
+    other_allocators: Mapping[str, AllocatorFactory] = field(default_factory=dict)
+    sizes_bytes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if self.allocators is not None:
+            _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
+        if duplicate_names := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
+            raise InputError(f"{duplicate_names[0]!r} is already the name of a driver allocator")
+        _check_sizes(self.sizes_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSpec(Spec):
+    """Options of ``cudakit bench graph``."""
+
+    bench: ClassVar[str] = "graph"
+
+    topologies: tuple[str, ...] = TOPOLOGIES
+    kinds: tuple[str, ...] = ("kernel",)  # Kinds of nodes.
+    nodes: tuple[int, ...] | None = None  # Numbers of nodes of the graphs; None: several sizes.
+    steps: tuple[str, ...] = STEPS
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("topology", self.topologies, TOPOLOGIES)
+        _check_names("node type", self.kinds, NODE_KINDS)
+        _check_names("step", self.steps, STEPS)
+        _check_not_empty("nodes", self.nodes)
+        for node_count in self.nodes or ():
+            _check_range("--nodes", node_count, 1, _MAX_NODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmSpec(Spec):
+    """Options of ``cudakit bench gemm``.
+
+    ``library`` is measured; samples of ``baselines`` are interleaved with its samples, on equal data. A GEMM
+    that a library does not support has a result without a time. If no GEMM is supported, the run fails.
+    """
+
+    bench: ClassVar[str] = "gemm"
+
+    warmup_s: float = _GEMM_WARMUP_S
+    gemms: tuple[Gemm, ...]
+    settings: GemmSettings = field(default_factory=GemmSettings)
+    library: Library = "cublaslt"
+    baselines: tuple[Library, ...] = ()
+    fill: str = "uniform"
+    mode: Mode = "batch"
+    cache: Cache = "rotate"
+    # Algorithms to use instead of the library's default algorithms.
+    algorithms: Mapping[Gemm, Algorithm] = field(default_factory=dict)
+    # Names of GEMMs for the report: "llama3-8b qkv".
+    shapes: Mapping[Gemm, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if not self.gemms:
+            raise InputError("no shape was given", hint="for example: cudakit bench gemm 4096")
+        _check_names("library", (self.library, *self.baselines), LIBRARIES)
+        if duplicate_names := [
+            name for name in self.baselines if (self.library, *self.baselines).count(name) > 1
+        ]:
+            raise InputError(f"{duplicate_names[0]} cannot be compared with itself")
+        _check_names("fill", (self.fill,), FILLS)
+        _check_range("--workspace", self.settings.workspace_bytes, 0, math.inf)
+        _check_method(self.mode, self.cache)
+        if self.algorithms and self.library != "cublaslt":
+            raise InputError(
+                f"tuned algorithms are of cublaslt and cannot be used with --library {self.library}",
+                hint="remove --library",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclSpec(Spec):
+    """Options of ``cudakit bench nccl``."""
+
+    bench: ClassVar[str] = "nccl"
+
+    warmup_s: float = _NCCL_WARMUP_S
+    rounds: int = 2
+    operations: tuple[str, ...] = COLLECTIVE_OPERATIONS
+    # Sizes of the largest buffer of an operation. None: several sizes from 1 KiB on.
+    sizes_bytes: tuple[int, ...] | None = None
+    dtypes: tuple[str, ...] = ("fp32",)
+    places: tuple[str, ...] = PLACES
+    mode: Mode = "batch"
+    cache: Cache = "hot"
+    baselines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("operation", self.operations, COLLECTIVE_OPERATIONS)
+        _check_names("place", self.places, PLACES)
+        _check_names("data type", self.dtypes, tuple(ELEMENTS))
+        _check_sizes(self.sizes_bytes, 1)
+        _check_method(self.mode, self.cache)
+        if self.cache == "flush":
+            raise InputError("collectives have no --cache flush", hint="use --cache rotate")
+        for baseline in self.baselines:
+            _check_names("library", (baseline,), COLLECTIVE_BASELINES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GdsSpec(Spec):
+    """Options of ``cudakit bench gds``."""
+
+    bench: ClassVar[str] = "gds"
+
+    rounds: int = 2
+    files: Mapping[str, DataFile]  # The file of each direction that is measured.
+    patterns: tuple[str, ...] = PATTERNS
+    # Sizes of a transfer in bytes, and numbers of threads. None: several sizes or numbers are measured.
+    sizes_bytes: tuple[int, ...] | None = None
+    threads: tuple[int, ...] | None = None
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The directions to measure."""
+        return tuple(self.files)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("direction", self.directions, STORAGE_DIRECTIONS)
+        _check_names("pattern", self.patterns, PATTERNS)
+        _check_sizes(self.sizes_bytes, BLOCK_BYTES)
+        _check_not_empty("threads", self.threads)
+        for thread_count in self.threads or ():
+            _check_range("--threads", thread_count, 1, _MAX_THREADS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsSpec(Spec):
+    """Options of ``cudakit bench ops``.
+
+    ``public_libraries`` maps operations to functions that open cudakit's public function as a library; the
+    host time of the function is measured. For other operations, the host time is that of the launch of the
+    kernel.
+    """
+
+    bench: ClassVar[str] = "ops"
+
+    rounds: int = 2
+    operations: tuple[Operation, ...] = ARRAY_OPERATIONS
+    # Numbers of elements of an input. None: the sizes that the performance targets name.
+    sizes: tuple[int, ...] | None = None
+    timings: tuple[str, ...] = TIMINGS
+    cache: Cache = "rotate"
+    baselines: tuple[ArrayLibraryName, ...] = ()
+    public_libraries: Mapping[Operation, OpenLibrary] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("operation", self.operations, ARRAY_OPERATIONS)
+        _check_names("timing", self.timings, TIMINGS)
+        _check_method(None, self.cache)
+        if self.cache == "flush":
+            raise InputError("bench ops has no --cache flush", hint="use --cache rotate")
+        for baseline in self.baselines:
+            _check_names("library", (baseline,), ARRAY_LIBRARIES)
+        _check_not_empty("sizes", self.sizes)
+        for element_count in self.sizes or ():
+            _check_range("--sizes", element_count, 1, _MAX_ELEMENTS)
+
+
+def is_pageable(direction: str) -> bool:
+    """Return whether a direction copies pageable host memory."""
+    return direction.startswith("pageable")
+
+
+def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
+    _check_not_empty("sizes", sizes_bytes)
+    for size_bytes in sizes_bytes or ():
+        if size_bytes <= 0:
+            raise InputError(
+                f"--sizes: {size_bytes} bytes is not a positive size",
+                hint="for example: --sizes 64MiB",
+            )
+        if size_bytes % unit_bytes:
+            rounded_bytes = max(size_bytes // unit_bytes, 1) * unit_bytes
+            raise InputError(
+                f"--sizes: {size_bytes} bytes is not a multiple of {unit_bytes}",
+                hint=f"the nearest size is {rounded_bytes} bytes",
+            )
+
+
+def _check_names(noun: str, names: Collection[str], valid_names: tuple[str, ...]) -> None:
+    hint = f"choose from {', '.join(valid_names)}"
+    if not names:
+        raise InputError(f"no {noun} was given", hint=hint)
+    for name in names:
+        if name not in valid_names:
+            raise InputError(f"unknown {noun} {name!r}", hint=hint)
+
+
+def _check_method(mode: str | None, cache: str | None) -> None:
+    if mode is not None:
+        _check_names("mode", (mode,), _MODES)
+    if cache is not None:
+        _check_names("cache", (cache,), get_args(Cache))
+
+
+def _check_not_empty(noun: str, values: Collection[int] | None) -> None:
+    if values is not None and not values:
+        raise InputError(
+            f"the list of {noun} is empty", hint="remove the option to use the default"
+        )
+
+
+def _check_positive(option: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise InputError(f"{option} is {value:g}; it must be a number above 0")
+
+
+def _check_range(option: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high or math.isnan(value):
+        allowed_range = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
+        value_text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        raise InputError(f"{option} is {value_text}; it must be {allowed_range}")

@@ -1,0 +1,355 @@
+"""Benchmark of the driver's copies between host and device, within the device, and between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from cudakit.arrays.compare import Compare
+from cudakit.arrays.fill import Fill
+from cudakit.bench.case import Case
+from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
+from cudakit.bench.method import Cache, Method, Mode
+from cudakit.bench.roofline import Work
+from cudakit.bench.spec import DIRECTIONS, CopySpec, is_pageable
+from cudakit.bench.workload import (
+    Verification,
+    allocate,
+    create_event,
+    create_stream,
+    worst_verification,
+)
+from cudakit.bench.workloads.checks import POISON, Buffers, check_copy
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream
+
+Location: TypeAlias = Literal["device", "host", "pageable", "peer"]
+Access: TypeAlias = Literal["direct", "staged"]
+
+# Memory that kernels may be unable to access. Its content is copied to a staging buffer in device memory.
+_INACCESSIBLE_LOCATIONS = ("pageable", "peer")
+# The byte that fills the staging buffer before a copy. It is neither POISON nor random, so that a copy that
+# did nothing is found.
+_STAGING_FILL = 0x5A
+_ALIGNMENT_BYTES = 16
+
+_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
+_SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20)
+_RANDOM_BLOCK_BYTES = 16  # The kernel generates random bits in blocks of this size.
+
+# Source and target of each copy of a direction; the copies of a direction run at the same time.
+_ROUTES: Mapping[str, tuple[tuple[Location, Location], ...]] = {
+    "h2d": (("host", "device"),),
+    "d2h": (("device", "host"),),
+    "both": (("host", "device"), ("device", "host")),
+    "pageable-h2d": (("pageable", "device"),),
+    "pageable-d2h": (("device", "pageable"),),
+    "d2d": (("device", "device"),),
+    "peer": (("device", "peer"),),
+    "peer-both": (("device", "peer"), ("peer", "device")),
+}
+
+
+class _LinkedDevice(DeviceInfo, Peers, Protocol):
+    """A device that reports whether it can access other devices."""
+
+
+def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
+    """Return a case per direction, size and other device.
+
+    Raises Unsupported if copies to other devices are requested and CUDA has one device only.
+    """
+    default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+    l2_bytes = l2_size_bytes(gpu.facts().fields)
+    return tuple(
+        _case(spec, replace(copy, size_bytes=size_bytes), l2_bytes)
+        for copy in _copies(spec, gpu)
+        for size_bytes in spec.sizes_bytes or default_sizes
+    )
+
+
+def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
+    """Yield a Copy of size 0 for each direction and each other device."""
+    access_by_peer = other_devices(gpu)
+    for direction in spec.directions or _default_directions(spec.mode):
+        if "peer" not in _locations(direction):
+            yield Copy(direction, 0)
+        elif spec.directions and not access_by_peer:
+            raise Unsupported(
+                f"--directions {direction} needs two GPUs, but CUDA has only one",
+                hint="--gpu sim:h200x2 simulates two GPUs"
+                if gpu.simulated
+                else "CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
+            )
+        for peer, access in access_by_peer.items() if "peer" in _locations(direction) else ():
+            yield Copy(direction, 0, peer, access)
+
+
+def _default_directions(mode: Mode | None) -> Iterator[str]:
+    return (name for name in DIRECTIONS if mode != "graph" or not is_pageable(name))
+
+
+def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
+    size_bytes = copy.size_bytes
+    bytes_moved = _locations(copy.direction).count("device") * size_bytes
+    device_buffer_count, host_buffer_count = count_buffers(copy.direction)
+    cache = spec.cache or _default_cache(copy.direction, bytes_moved, l2_bytes)
+    is_in_cache = copy.direction == "d2d" and not can_be_cold(
+        cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved
+    )
+    work = Work(
+        bytes_moved=bytes_moved,
+        link_bytes=0 if copy.direction == "d2d" else size_bytes,
+        link="peer" if copy.access == "direct" else "host",
+    )
+    return Case(
+        copy,
+        _method(spec, copy, cache),
+        IN_CACHE if is_in_cache else work,
+        size_bytes,
+        device_buffer_count,
+        host_bytes=host_buffer_count * size_bytes,
+    )
+
+
+def count_buffers(direction: str) -> tuple[int, int]:
+    """Return the numbers of buffers in device memory and in host memory that a direction needs.
+
+    The verification needs a staging buffer in device memory for memory that kernels cannot access.
+    """
+    locations = _locations(direction)
+    staging_buffer_count = int(not set(locations).isdisjoint(_INACCESSIBLE_LOCATIONS))
+    return (
+        locations.count("device") + staging_buffer_count,
+        locations.count("host") + locations.count("pageable"),
+    )
+
+
+def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
+    """Return the default L2 state: rotate for copies within the device; hot for others, as links are slow.
+
+    The state is also hot if copies are so small that MAX_SETS buffer sets do not overwrite the cache: the
+    time of such copies is that of the call.
+    """
+    is_cold = can_be_cold("rotate", l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
+    return "rotate" if direction == "d2d" and is_cold else "hot"
+
+
+def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
+    """Return the measurement method of a copy, without a blocking kernel if the copy may block the host.
+
+    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies between
+    two devices that the driver stages in host memory may block the host.
+    """
+    copies_pageable = "pageable" in _locations(copy.direction)
+    method = spec.method(
+        spec.mode or ("host" if copies_pageable else "isolated"), cache, fill="bits"
+    )
+    return replace(method, blocker=False) if copies_pageable or copy.access == "staged" else method
+
+
+def _locations(direction: str) -> list[Location]:
+    return [location for route in _ROUTES[direction] for location in route]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies of one size in one direction, or in both at once; ``peer`` is the other device or None."""
+
+    direction: str
+    size_bytes: int
+    peer: int | None = None
+    access: Access | None = None  # Access to the memory of ``peer``.
+    name: str = "copy"
+
+    @property
+    def axes(self) -> Mapping[str, str | int | float]:
+        peer_axes = (
+            {} if self.peer is None else {"peer": self.peer, "access": self.access or "staged"}
+        )
+        return {"direction": self.direction, **peer_axes, "size_bytes": self.size_bytes}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
+        return PreparedCopy(gpu, self, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    ptr: Ptr
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    target: _Buffer
+    source: _Buffer
+
+
+class PreparedCopy:
+    """The buffers of a copy, and a second stream for concurrent copies."""
+
+    operations = 0
+
+    def __init__(self, gpu: Gpu, copy: Copy, seed: int) -> None:
+        self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
+        self._locations_of_copies = _ROUTES[copy.direction]
+        self.footprint_bytes = (
+            sum(locations.count("device") for locations in self._locations_of_copies)
+            * self._size_bytes
+        )
+        self.bytes_moved = self.footprint_bytes
+        self._sets: list[tuple[_Route, ...]] = []
+        with ExitStack() as cleanup:
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._second_stream = create_stream(gpu, cleanup)
+            self._fork_event, self._join_event = (
+                create_event(gpu, cleanup),
+                create_event(gpu, cleanup),
+            )
+            self._buffers = CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
+            self.rotate(1)
+            self._buffers.cleanup = self._cleanup = cleanup.pop_all()
+
+    def rotate(self, set_count: int) -> None:
+        with closing(Fill(self._gpu)) as fill:
+            while len(self._sets) < set_count:
+                first_sequence = len(self._sets) * len(self._locations_of_copies)
+                routes = (
+                    self._make_route(fill, first_sequence + i, *locations)
+                    for i, locations in enumerate(self._locations_of_copies)
+                )
+                self._sets.append(tuple(routes))
+
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        gpu, size_bytes = self._gpu, self._size_bytes
+        route, *concurrent_routes = self._sets[set_index % len(self._sets)]
+        if concurrent_routes:
+            gpu.record(self._fork_event, stream)
+            gpu.wait(self._second_stream, self._fork_event)
+        gpu.copy(route.target.ptr, route.source.ptr, size_bytes, stream)
+        for concurrent_route in concurrent_routes:
+            gpu.copy(
+                concurrent_route.target.ptr,
+                concurrent_route.source.ptr,
+                size_bytes,
+                self._second_stream,
+            )
+        if concurrent_routes:
+            gpu.record(self._join_event, self._second_stream)
+            gpu.wait(stream, self._join_event)
+
+    def verify(self) -> Verification:
+        verification = worst_verification(map(self._check, self._routes()))
+        self._poison(self._routes())
+        return verification
+
+    def close(self) -> None:
+        self._cleanup.close()
+
+    def _routes(self) -> Iterator[_Route]:
+        return (route for routes in self._sets for route in routes)
+
+    def _check(self, route: _Route) -> Verification:
+        # Kernels can access at least one of the two buffers, so one staging buffer suffices.
+        target, source = (
+            self._buffers.device_readable_ptr(buffer.ptr, buffer.location)
+            for buffer in (route.target, route.source)
+        )
+        return check_copy(self._compare, Buffers(target, (source,)), self._size_bytes, self._seed)
+
+    def _make_route(
+        self, fill: Fill, sequence_number: int, source_location: Location, target_location: Location
+    ) -> _Route:
+        """Allocate both buffers of a copy, fill the source with random bits and the target with POISON."""
+        source_buffer, target_buffer = (
+            _Buffer(self._buffers.malloc(location), location)
+            for location in (source_location, target_location)
+        )
+        # A kernel generates the random bits in device memory, where every copy has its source or its target.
+        device_buffer = source_buffer if source_location == "device" else target_buffer
+        block_count = -(-self._size_bytes // _RANDOM_BLOCK_BYTES)
+        fill.bits(device_buffer.ptr, block_count, LEGACY, seed=self._seed, sequence=sequence_number)
+        if device_buffer is not source_buffer:
+            self._gpu.copy(source_buffer.ptr, device_buffer.ptr, self._size_bytes, LEGACY)
+        self._gpu.sync()
+        route = _Route(target_buffer, source_buffer)
+        self._poison([route])
+        return route
+
+    def _poison(self, routes: Iterable[_Route]) -> None:
+        for route in routes:
+            self._buffers.poison(route.target.ptr, route.target.location)
+        self._gpu.sync()
+
+
+def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
+    """Return the index of each other device, and whether copies to it are direct or staged."""
+    measured_index, access_by_device = gpu.facts().index, dict[int, Access]()
+    for ordinal in count():
+        if ordinal == measured_index:
+            continue
+        try:
+            access_by_device[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
+        except CudaError as error:
+            if error.name != "CUDA_ERROR_INVALID_DEVICE":
+                raise
+            return access_by_device
+    raise AssertionError("unreachable: count() does not end")
+
+
+class CopyBuffers:
+    """Buffers of one size in all locations, which ``cleanup`` frees. No method waits for the device."""
+
+    def __init__(self, gpu: Gpu, size_bytes: int, cleanup: ExitStack, peer: int | None) -> None:
+        self.cleanup = cleanup
+        self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
+        self._staging_ptr: Ptr | None = None
+
+    def malloc(self, location: Location) -> Ptr:
+        """Allocate a buffer in a location."""
+        gpu, peer = self._gpu, self._peer
+        size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if location == "peer" and peer is not None:
+            ptr = gpu.peer_malloc(peer, size_bytes)
+            self.cleanup.callback(gpu.peer_free, peer, ptr)
+            return ptr
+        if location == "device":
+            return allocate(gpu, self.cleanup, size_bytes)
+        ptr = gpu.host_malloc(size_bytes, pinned=location != "pageable")
+        self.cleanup.callback(gpu.host_free, ptr)
+        return ptr
+
+    def poison(self, ptr: Ptr, location: Location) -> None:
+        """Overwrite a buffer with POISON; earlier copies to a host buffer must have finished."""
+        gpu, size_bytes = self._gpu, self._size_bytes
+        if location in ("host", "pageable"):
+            np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
+        elif location == "peer":
+            staging_ptr = self._fill_staging(POISON)
+            gpu.copy(ptr, staging_ptr, size_bytes, LEGACY)
+        else:
+            gpu.fill(ptr, POISON, size_bytes, LEGACY)
+
+    def device_readable_ptr(self, ptr: Ptr, location: Location) -> Ptr:
+        """Return an address where kernels can read the content of a buffer until the next call.
+
+        Kernels can access pinned host memory by its host address (CUDA C++ Programming Guide, "Unified
+        Virtual Address Space").
+        """
+        if location not in _INACCESSIBLE_LOCATIONS:
+            return ptr
+        staging_ptr = self._fill_staging(_STAGING_FILL)
+        self._gpu.copy(staging_ptr, ptr, self._size_bytes, LEGACY)
+        return staging_ptr
+
+    def _fill_staging(self, fill_byte: int) -> Ptr:
+        """Enqueue a fill of the staging buffer, and return its address."""
+        if self._staging_ptr is None:
+            self._staging_ptr = self.malloc("device")
+        self._gpu.fill(self._staging_ptr, fill_byte, self._size_bytes, LEGACY)
+        return self._staging_ptr

@@ -1,0 +1,298 @@
+"""The check of a GEMM: a sample of D is compared with fp64, and all of D is checked for unwritten values.
+
+The sample is the intersection of some rows and columns of D, so that only these rows of A and columns of B
+are read. The rows are divided into equal parts, and one row is chosen at random in each part; the first and
+the last row are always chosen. Columns are chosen likewise. So the sample has values of all tiles of usual
+sizes.
+
+Errors are relative Frobenius norms over the sample. The tolerance is the error that rounding explains:
+
+* Sums of k terms with mean zero, each addition rounded to nearest with unit roundoff u: sqrt(k) * u
+  (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput.
+  41(5), 2019, and "Sharper probabilistic backward error analysis for basic linear algebra kernels with random
+  data", 42(5), 2020).
+* Sums of k equal terms: k * u (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed.,
+  section 4.2).
+* Tensor cores truncate sums instead of rounding them, once per step of some terms, which adds
+  k / terms per step * 2 * u (M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA
+  tensor cores", PeerJ Computer Science 7, 2021).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.arrays.compare import Compare
+from cudakit.arrays.poison import Poison
+from cudakit.bench.workload import Verification, verification, worst_verification
+from cudakit.bench.workloads.gemm_operands import OperandSets, Slab
+from cudakit.gpu.api import LEGACY, ComputeDevice
+from cudakit.gpu.api.elements import BF16, FP16, FP32, FP64, Element, Floats
+from cudakit.gpu.api.gemm import Gemm, GemmSettings, Matrix
+
+_Indices: TypeAlias = npt.NDArray[np.int64]
+
+_MAX_LINES = 64  # Maximum number of sampled rows, and of sampled columns.
+_MIN_LINES = 4
+_MAX_MATRICES = 4  # Maximum number of sampled matrices of a batch.
+# Maximum number of elements of A, and of B, that are read for all buffer sets.
+_MAX_ELEMENTS_READ = 1 << 20
+# The maximum error of a single value, as a multiple of the tolerance times the root mean square of the
+# values.
+_OUTLIER_FACTOR = 16.0
+
+# Safety factor for constants near 1 in the bounds, and for the variance of the sample.
+_SAFETY_FACTOR = 2.0
+# Number of terms that a tensor core adds per step, for the type with the fewest (PTX ISA, "mma": k of tf32).
+_TERMS_PER_STEP = 8
+# Sums of fp8 products have about 14 bits (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2).
+# After 128 terms such a sum is added to a sum in fp32; with fast accumulation, all terms are summed with 14
+# bits.
+_FP8_ROUNDOFF = 2.0**-14
+_FP8_STEP_TERMS = 128
+# Maximum relative error of a product whose two factors were truncated to the 10 mantissa bits of tf32 (A100
+# white paper).
+_TF32_TRUNCATION = 2.0 * 2.0**-10
+# Factor of the output's rounding error if cuBLASLt adds up to 16 split-k parts in the output type: sqrt(16).
+_SPLIT_K_FACTOR = 4.0
+# Maximum error of gelu: the difference between its erf and tanh forms, and the error of an approximate tanh.
+_GELU_ERROR = 2.0**-9
+_ROUNDOFFS = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11}
+_WITHOUT_TENSOR_CORES = ("fp64", "fp32")
+
+
+class Checker:
+    """Checks the results of one GEMM on one device; ``fill`` is the kind of data of its operands."""
+
+    def __init__(
+        self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
+    ) -> None:
+        self._gemm, self._seed = gemm, seed
+        self._tolerance = tolerance_of(gemm, settings, has_zero_mean=fill not in ("zeros", "ones"))
+        with ExitStack() as cleanup:
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._poison = cleanup.enter_context(closing(Poison(gpu)))
+            self._cleanup = cleanup.pop_all()
+
+    def poison(self, sets: OperandSets) -> None:
+        """Enqueue a kernel that overwrites D with poison, which shows values that a GEMM never writes."""
+        self._poison.fill(sets.d.ptr, sets.d.element, sets.d.elements, LEGACY)
+
+    def check(self, sets: OperandSets) -> Verification:
+        """Check the finished outputs of all buffer sets, and return the worst verification."""
+        sample = _Sample(self._gemm, self._compare, sets, self._seed)
+        computed_values, sums = sample.computed_values(), sample.sums()
+        expected_values = epilogue(self._gemm, sums, sample.bias())
+        write_errors_text = self._describe_write_errors(sets)
+        return worst_verification(
+            self._check_set(sample, write_errors_text, *arrays)
+            for arrays in zip(computed_values, expected_values, sums, strict=True)
+        )
+
+    def close(self) -> None:
+        """Unload the kernels."""
+        self._cleanup.close()
+
+    def _check_set(
+        self,
+        sample: _Sample,
+        write_errors_text: str,
+        computed_values: Floats,
+        expected_values: Floats,
+        sums: Floats,
+    ) -> Verification:
+        rows, columns = len(sample.rows), len(sample.columns)
+        reference = f"an fp64 computation of {rows} rows and {columns} columns"
+        norm, error = (
+            float(np.linalg.norm(values))
+            for values in (expected_values, computed_values - expected_values)
+        )
+        # A NaN among the values is an infinite error.
+        error = error if np.isfinite(error) else inf
+        if not norm:
+            return verification(error, 0.0, reference, write_errors_text)
+        tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
+        detail = write_errors_text or sample.describe_outlier(
+            computed_values, expected_values, tolerance
+        )
+        return verification(error / norm, tolerance, reference, detail)
+
+    def _describe_write_errors(self, sets: OperandSets) -> str:
+        """Describe values of D that were never written, or padding that was overwritten; else return ""."""
+        matrix, slab = self._gemm.d, sets.d
+        poison_counts = self._poison.count(
+            slab.ptr, matrix, slab.pitch_elements, slab.set_count, LEGACY
+        )
+        if poison_counts.unwritten:
+            value_count = matrix.rows * matrix.columns * matrix.batch * slab.set_count
+            return f"{poison_counts.unwritten} of {value_count} values were never written"
+        if poison_counts.overwritten:
+            return f"{poison_counts.overwritten} values outside of D were overwritten"
+        return ""
+
+
+class _Sample:
+    """The sampled values of D, which are the intersection of some rows and columns, and their reference.
+
+    All arrays have the shape (buffer sets, matrices of a batch, rows, columns).
+    """
+
+    def __init__(self, gemm: Gemm, compare: Compare, sets: OperandSets, seed: int) -> None:
+        self._gemm, self._compare, self._sets = gemm, compare, sets
+        generator = np.random.default_rng(seed)
+        self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, generator)
+        max_line_count = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
+        line_count = min(max(max_line_count, _MIN_LINES), _MAX_LINES)
+        self.rows, self.columns = (
+            stratified_sample(size, line_count, generator) for size in (gemm.m, gemm.n)
+        )
+
+    def computed_values(self) -> Floats:
+        """Return the sampled values of D."""
+        return self._gather(self._sets.d, self._gemm.d, self.rows, self.columns)
+
+    def sums(self) -> Floats:
+        """Return the reference values of A * B in fp64."""
+        gemm, sets, term_indices = self._gemm, self._sets, np.arange(self._gemm.k)
+        a_is_transposed, b_is_transposed = (letter == "t" for letter in gemm.layout)
+        a = (
+            self._gather(sets.a, gemm.a, term_indices, self.rows).swapaxes(2, 3)
+            if a_is_transposed
+            else self._gather(sets.a, gemm.a, self.rows, term_indices)
+        )
+        b = (
+            self._gather(sets.b, gemm.b, self.columns, term_indices).swapaxes(2, 3)
+            if b_is_transposed
+            else self._gather(sets.b, gemm.b, term_indices, self.columns)
+        )
+        product: Floats = np.matmul(a, b)
+        return product
+
+    def bias(self) -> Floats:
+        """Return the bias of each row; zeros without a bias."""
+        slab = self._sets.bias
+        if slab is None:
+            return np.zeros((1, 1, 1, 1))
+        indices = np.arange(slab.set_count)[:, None] * slab.pitch_elements + self.rows
+        values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
+        return values.reshape(slab.set_count, 1, -1, 1)
+
+    def describe_outlier(
+        self, computed_values: Floats, expected_values: Floats, tolerance: float
+    ) -> str:
+        """Describe the value with the largest error in one buffer set; "" if rounding explains the error.
+
+        The arrays have the shape (matrices of a batch, rows, columns).
+        """
+        root_mean_square = float(np.sqrt(np.mean(expected_values**2)))
+        errors = np.abs(computed_values - expected_values)
+        index = np.unravel_index(int(np.argmax(errors)), errors.shape)
+        if errors[index] <= _OUTLIER_FACTOR * tolerance * root_mean_square:
+            return ""
+        row, column = self.rows[index[1]], self.columns[index[2]]
+        computed_value, expected_value = computed_values[index], expected_values[index]
+        return f"row {row}, column {column} is {computed_value:.6g} instead of {expected_value:.6g}"
+
+    def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
+        """Read the intersection of rows and columns of a matrix."""
+        indices = (
+            np.arange(slab.set_count)[:, None, None, None] * slab.pitch_elements
+            + self._matrices[:, None, None] * matrix.stride
+            + columns * matrix.leading
+            + rows[:, None]
+        )
+        values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
+        return values.reshape(indices.shape)
+
+
+def stratified_sample(count: int, max_samples: int, generator: np.random.Generator) -> _Indices:
+    """Return up to ``max_samples`` indices below ``count``: both ends, and a random one per equal part."""
+    if count <= max_samples:
+        return np.arange(count)
+    stratum_edges = np.linspace(0, count, max_samples + 1).astype(np.int64)
+    sampled_indices = generator.integers(stratum_edges[:-1], stratum_edges[1:])
+    sampled_indices[0], sampled_indices[-1] = 0, count - 1
+    return sampled_indices
+
+
+def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
+    """Apply the epilogue in fp64, saturating at the largest value of the output type."""
+    values = sums + bias
+    if gemm.epilogue.startswith("relu"):
+        values = np.maximum(values, 0.0)
+    elif gemm.epilogue.startswith("gelu"):
+        # The tanh form (cuBLAS Library, "cublasLtEpilogue_t"; D. Hendrycks, K. Gimpel, arXiv 1606.08415).
+        tanh_argument = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+        values = 0.5 * values * (1 + np.tanh(tanh_argument))
+    output_format = gemm.d.element.format
+    return (
+        values
+        if output_format is None
+        else np.clip(values, -output_format.largest_value, output_format.largest_value)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The largest error that rounding explains."""
+
+    sums: float  # Tolerance relative to the norm of the sums A * B.
+    result: float  # Tolerance relative to the norm of the result D.
+
+    def relative_to_result(self, sums_norm: float, result_norm: float) -> float:
+        """Return the tolerance relative to the result, whose norm is not 0."""
+        return self.result + self.sums * sums_norm / result_norm
+
+
+def tolerance_of(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> Tolerance:
+    """Return the tolerance of a GEMM, 0 for integers; ``has_zero_mean`` is true if the data has mean zero."""
+    if gemm.accumulate == "int32":
+        return Tolerance(0.0, 0.0)
+    factor_error = _TF32_TRUNCATION if gemm.dtype == "tf32" else 0.0
+    output_roundoff = roundoff(gemm.d.element)
+    if settings.reduced_precision and gemm.d.element in (FP16, BF16):
+        output_roundoff *= _SPLIT_K_FACTOR
+    if gemm.epilogue.startswith("gelu"):
+        output_roundoff += _GELU_ERROR
+    return Tolerance(
+        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, has_zero_mean=has_zero_mean)
+        + factor_error,
+        output_roundoff,
+    )
+
+
+def roundoff(element: Element) -> float:
+    """Return the unit roundoff of a floating-point type: half the distance from 1 to the next value."""
+    if element in (FP64, FP32, FP16):
+        return _ROUNDOFFS[element.name]
+    return 2.0 ** -(element.format.mantissa_bits + 1) if element.format else 0.0
+
+
+def _sum_error_bound(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> float:
+    """Return a bound of the relative error of a sum of k products."""
+    term_count, unit_roundoff = gemm.k, _ROUNDOFFS[gemm.accumulate]
+    if gemm.dtype.startswith("fp8"):
+        fp8_terms = min(term_count, _FP8_STEP_TERMS) if not settings.fast_accumulate else term_count
+        return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, has_zero_mean=has_zero_mean) + _sum_error(
+            term_count, unit_roundoff, has_zero_mean=has_zero_mean
+        )
+    truncation = (
+        0.0
+        if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16"
+        else 2 * unit_roundoff
+    )
+    return (
+        _sum_error(term_count, unit_roundoff, has_zero_mean=has_zero_mean)
+        + term_count / _TERMS_PER_STEP * truncation
+    )
+
+
+def _sum_error(term_count: int, unit_roundoff: float, *, has_zero_mean: bool) -> float:
+    """Return the relative error of a sum with rounding to nearest."""
+    return (sqrt(term_count) if has_zero_mean else term_count) * unit_roundoff

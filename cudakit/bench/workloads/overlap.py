@@ -1,0 +1,434 @@
+"""Benchmark of the overlap of copies and GEMMs that run on two streams.
+
+Each direction and size has five measurements, whose samples are interleaved: the copies alone, the GEMMs
+alone, both together, the copies while GEMMs run all the time, and the GEMMs while copies run all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+
+from cudakit.bench.case import Case
+from cudakit.bench.labels import MEASUREMENT_AXIS
+from cudakit.bench.result import CaseResult, CopyOverlap
+from cudakit.bench.spec import OverlapSpec, is_pageable
+from cudakit.bench.timer import MAX_QUEUED
+from cudakit.bench.workload import (
+    CUDAKIT,
+    Axis,
+    PreparedWorkload,
+    Verification,
+    create_event,
+    create_stream,
+    worst_verification,
+)
+from cudakit.bench.workloads.copy import Copy, count_buffers
+from cudakit.bench.workloads.gemm import GemmWorkload
+from cudakit.bench.workloads.gemm_operands import operand_bytes
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
+from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.units import Unavailable
+
+# The measurements of an overlap.
+COPY, GEMM, BOTH = "copy", "gemm", "both"
+COPY_DURING_GEMM, GEMM_DURING_COPY = "copy-during-gemm", "gemm-during-copy"
+MEASUREMENTS = (COPY, GEMM, BOTH, COPY_DURING_GEMM, GEMM_DURING_COPY)
+_CONCURRENT = (COPY_DURING_GEMM, GEMM_DURING_COPY)
+
+# Size of a copy: larger than the L2 cache, and small enough that filling and checking host memory is fast.
+_SIZE_BYTES, _SIMULATED_SIZE_BYTES = 64 << 20, 256 << 10
+# m, n and k of the GEMM: large enough to use all multiprocessors of a GPU.
+_EDGE, _SIMULATED_EDGE = 4096, 64
+_DTYPE = "bf16"
+# Minimum duration of the copies and of the GEMMs: the streams start some microseconds apart, which is
+# negligible in this time. Launches on a simulated device take less time.
+_MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
+# Maximum number of copies, and of GEMMs, of one execution. With a blocking kernel, the timed work and
+# _CONCURRENT_FACTOR times both kinds of untimed work must fit in the launch queue of the device.
+_MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
+# The untimed work is at first this many times as long as the timed work beside which it runs, so that it does
+# not end first if it slows the timed work down. Copies within the device take six times as long beside GEMMs.
+# Before GEMMs are timed, this many times their number of GEMMs runs: a GPU at its power limit lowers its
+# clock during GEMMs and raises it during copies, so the clock would depend on the previous sample.
+_CONCURRENT_FACTOR = 3
+_CONCURRENT_GROWTH = (
+    4  # The untimed work becomes this many times as long if it ended first in a sample.
+)
+# Numbers of executions of a timed run: a run that lasts less than _MIN_PILOT_S is repeated with the second
+# number, because the first launches take longer on the host than a short copy on the device.
+_PILOT_EXECUTIONS = (4, 64)
+_MIN_PILOT_S = 2e-3
+# Number of timed runs, of which the fastest one is the estimate.
+_PILOT_RUNS = 2
+# Maximum duration of a warm-up, relative to its minimum. At the power limit the clock never settles, and the
+# untimed GEMMs before each sample continue the warm-up.
+_MAX_WARMUP_FACTOR = 3
+_COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
+_NO_PEAK = Unavailable("the peak of work on two streams is unknown")
+_PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
+_NOT_REACHED = Unavailable("the run was interrupted before this case")
+
+
+def overlap_cases(spec: OverlapSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
+    """Return a case per size and direction, with an implementation per measurement.
+
+    All directions have the first size before the second size follows, so that an interrupted run has figures
+    of most directions.
+    """
+    default_size_bytes = _SIMULATED_SIZE_BYTES if gpu.simulated else _SIZE_BYTES
+    edge = _SIMULATED_EDGE if gpu.simulated else _EDGE
+    shape = Gemm(dtype=_DTYPE, m=edge, n=edge, k=edge)
+    gemm = GemmWorkload(shape, GemmSettings(), "cublaslt", "uniform")
+    return tuple(
+        _case(spec, Copy(direction, size_bytes), gemm)
+        for size_bytes in spec.sizes_bytes or (default_size_bytes,)
+        for direction in spec.directions
+    )
+
+
+def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
+    has_pageable_memory = is_pageable(copy.direction)
+    repetitions = Repetitions(
+        _MAX_REPETITIONS_UNBLOCKED if has_pageable_memory else _MAX_REPETITIONS
+    )
+    workloads = [
+        # Interleaved workloads must have different names.
+        OverlapWorkload(copy, gemm, measurement, repetitions, f"{spec.bench} {measurement}")
+        for measurement in MEASUREMENTS
+        if measurement != GEMM_DURING_COPY or not has_pageable_memory
+    ]
+    device_buffer_count, host_buffer_count = count_buffers(copy.direction)
+    method = spec.method("isolated", "hot", fill="uniform")
+    return Case(
+        replace(workloads[0], name=spec.bench),
+        # A copy of pageable memory blocks the host, which then could not end the blocking kernel.
+        replace(
+            method,
+            blocker=method.blocker and not has_pageable_memory,
+            warmup_most_s=_MAX_WARMUP_FACTOR * method.warmup_s,
+        ),
+        _NO_PEAK,
+        copy.size_bytes,
+        len(workloads) * device_buffer_count,
+        host_bytes=len(workloads) * host_buffer_count * copy.size_bytes,
+        other_buffer_bytes=len(workloads)
+        * (operand_bytes(gemm.gemm) + gemm.settings.workspace_bytes),
+        baselines=tuple(workloads[1:]),
+    )
+
+
+class Repetitions:
+    """The numbers of copies and of GEMMs in one execution, chosen so that both take about the same time.
+
+    All measurements of a case share the numbers, which the first prepared workload measures.
+    """
+
+    def __init__(self, max_repetitions: int) -> None:
+        self.max_repetitions = max_repetitions  # Largest number of copies, and of GEMMs.
+        self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
+
+    def choose(self, gpu: Gpu, copy: PreparedWorkload, gemm: PreparedWorkload) -> None:
+        """Choose the numbers of copies and GEMMs from their times, unless a previous call chose them."""
+        if self.copies:
+            return
+        copy_s, gemm_s = _time_alone(gpu, copy), _time_alone(gpu, gemm)
+        longer_s, min_s = max(copy_s, gemm_s), _SIMULATED_MIN_S if gpu.simulated else _MIN_S
+        # The target is a multiple of the longer time; repetitions of the shorter work last about as long.
+        target_s = max(1, round(min_s / longer_s)) * longer_s
+        # If the number of repetitions of the shorter work is limited, both take less time.
+        target_s = min(target_s, self.max_repetitions * min(copy_s, gemm_s))
+        self.copies, self.gemms = (max(1, round(target_s / time_s)) for time_s in (copy_s, gemm_s))
+
+
+def _time_alone(gpu: Gpu, prepared_workload: PreparedWorkload) -> float:
+    """Return the time of one execution on an idle device in seconds."""
+    begin_event, end_event = gpu.event(), gpu.event()
+    time_s = 0.0
+    try:
+        for executions in _PILOT_EXECUTIONS:
+            times_s = []
+            for _ in range(_PILOT_RUNS):
+                gpu.record(begin_event, LEGACY)
+                for _ in range(executions):
+                    prepared_workload.enqueue(LEGACY, 0)
+                gpu.record(end_event, LEGACY)
+                gpu.sync()
+                times_s.append(gpu.elapsed(begin_event, end_event))
+            time_s = min(times_s) / executions
+            if min(times_s) >= _MIN_PILOT_S:
+                break
+    finally:
+        gpu.destroy_event(begin_event)
+        gpu.destroy_event(end_event)
+    return max(time_s, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapWorkload:
+    """One measurement of the overlap of a copy and a GEMM."""
+
+    copy: Copy
+    gemm: GemmWorkload
+    measurement: str  # One of MEASUREMENTS.
+    repetitions: Repetitions = field(compare=False)
+    name: str
+    library: str = CUDAKIT
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return {**self.copy.axes, MEASUREMENT_AXIS: self.measurement}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedOverlap:
+        if self.measurement in _CONCURRENT:
+            return PreparedConcurrent(gpu, self, seed)
+        return PreparedOverlap(gpu, self, seed)
+
+
+class PreparedOverlap:
+    """The buffers of copies and of GEMMs. An execution enqueues the copies, the GEMMs or both.
+
+    The class implements WorkloadWithUntimedWork.
+    """
+
+    footprint_bytes = 0
+    # A rate of copies and GEMMs together has no meaning, so the figures of the overlap contain the rates.
+    bytes_moved = 0
+    operations = 0
+
+    def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
+        self.gpu, self.repetitions = gpu, workload.repetitions
+        self._workload = workload
+        self.has_copies = workload.measurement in (COPY, BOTH, COPY_DURING_GEMM)
+        self.has_gemms = workload.measurement in (GEMM, BOTH, GEMM_DURING_COPY)
+        with ExitStack() as cleanup:
+            self._copy = cleanup.enter_context(closing(workload.copy.prepare(gpu, seed)))
+            self._gemm = cleanup.enter_context(closing(workload.gemm.prepare(gpu, seed)))
+            self.second_stream = create_stream(gpu, cleanup)
+            self.fork_event, self._join_event = (
+                create_event(gpu, cleanup),
+                create_event(gpu, cleanup),
+            )
+            self.repetitions.choose(gpu, self._copy, self._gemm)
+            # Verification poisons the outputs, which the timed runs have written.
+            worst_verification((self._copy.verify(), self._gemm.verify()))
+            self.cleanup = cleanup.pop_all()
+
+    @property
+    def settings(self) -> Mapping[str, Axis]:
+        """The library of the GEMM, and the numbers of copies and GEMMs in one execution."""
+        return {
+            **self._gemm.settings,
+            _COPIES: self.repetitions.copies,
+            _GEMMS: self.repetitions.gemms,
+            _GEMM_FLOP: self._workload.gemm.gemm.operations,
+        }
+
+    def rotate(self, set_count: int) -> None:
+        """Do nothing: the L2 state is hot."""
+
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
+        """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
+        if not (self.has_copies and self.has_gemms):
+            (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
+            return
+        self.gpu.record(self.fork_event, stream)
+        self.gpu.wait(self.second_stream, self.fork_event)
+        self.enqueue_copies(stream, 1)
+        self.enqueue_gemms(self.second_stream, 1)
+        self.gpu.record(self._join_event, self.second_stream)
+        self.gpu.wait(stream, self._join_event)
+
+    def enqueue_before_sample(self, stream: Stream) -> None:
+        """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements."""
+        if self.has_gemms:
+            self.enqueue_gemms(stream, _CONCURRENT_FACTOR)
+
+    def enqueue_after_sample(self, stream: Stream) -> None:
+        """Do nothing: no other stream has work."""
+
+    def enqueue_copies(self, stream: Stream, factor: int) -> None:
+        """Enqueue the copies of ``factor`` executions."""
+        for _ in range(factor * self.repetitions.copies):
+            self._copy.enqueue(stream, 0)
+
+    def enqueue_gemms(self, stream: Stream, factor: int) -> None:
+        """Enqueue the GEMMs of ``factor`` executions."""
+        for _ in range(factor * self.repetitions.gemms):
+            self._gemm.enqueue(stream, 0)
+
+    def verify(self) -> Verification:
+        """Check the targets of the copies and the results of the GEMMs."""
+        prepared_workloads = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
+        return worst_verification(
+            prepared_workload.verify()
+            for prepared_workload, is_used in prepared_workloads
+            if is_used
+        )
+
+    def close(self) -> None:
+        """Free the memory. A second call does nothing."""
+        self.cleanup.close()
+
+
+class PreparedConcurrent(PreparedOverlap):
+    """Copies that are timed while GEMMs run on another stream, or GEMMs while copies run."""
+
+    def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
+        super().__init__(gpu, workload, seed)
+        self._timed_end, self._concurrent_end = gpu.event(), gpu.event()
+        for event in (self._timed_end, self._concurrent_end):
+            self.cleanup.callback(gpu.destroy_event, event)
+        # Whether the two events belong to a sample that is not yet checked.
+        self._has_unchecked_sample = False
+        # Number of samples, and of those in which the concurrent work ended first.
+        self._sample_count = self._uncovered_sample_count = 0
+        repetitions = self.repetitions
+        concurrent_count, timed_count = (
+            (repetitions.gemms, repetitions.copies)
+            if self.has_copies
+            else (repetitions.copies, (1 + _CONCURRENT_FACTOR) * repetitions.gemms)
+        )
+        self._concurrent_factor = _CONCURRENT_FACTOR
+        # With more, the work of a sample would not fit in the launch queue.
+        self._max_concurrent_factor = max(
+            _CONCURRENT_FACTOR, (MAX_QUEUED - timed_count) // concurrent_count
+        )
+
+    def enqueue_before_sample(self, stream: Stream) -> None:
+        """Start the concurrent work on the second stream, after the earlier work of ``stream``."""
+        self._check_last_sample()
+        super().enqueue_before_sample(stream)
+        self.gpu.record(self.fork_event, stream)
+        self.gpu.wait(self.second_stream, self.fork_event)
+        enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies
+        enqueue(self.second_stream, self._concurrent_factor)
+        self.gpu.record(self._concurrent_end, self.second_stream)
+
+    def enqueue_after_sample(self, stream: Stream) -> None:
+        """Make later work of ``stream`` wait for the second stream."""
+        self.gpu.record(self._timed_end, stream)
+        self.gpu.wait(stream, self._concurrent_end)
+        self._has_unchecked_sample = True
+
+    def verify(self) -> Verification:
+        """Check the values, and that the concurrent work lasted as long as the timed work.
+
+        It may end first in a tenth of the samples, which have little effect on their median.
+        """
+        verification = super().verify()
+        self._check_last_sample()
+        if not verification.passed or 10 * self._uncovered_sample_count <= self._sample_count:
+            return verification
+        concurrent_name, timed_name = (
+            ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        )
+        detail = (
+            f"the {concurrent_name} ended before the {timed_name} "
+            f"in {self._uncovered_sample_count} of {self._sample_count} samples"
+        )
+        return replace(verification, passed=False, detail=detail)
+
+    def _check_last_sample(self) -> None:
+        """Check the last sample, which has finished. If its concurrent work ended first, use more of it."""
+        if self._has_unchecked_sample:
+            self._has_unchecked_sample = False
+            is_covered = self.gpu.elapsed(self._timed_end, self._concurrent_end) >= 0
+            self._sample_count += 1
+            if not is_covered:
+                self._uncovered_sample_count += 1
+                self._concurrent_factor = min(
+                    _CONCURRENT_GROWTH * self._concurrent_factor, self._max_concurrent_factor
+                )
+
+
+def copy_overlaps(
+    results: Sequence[CaseResult], planned_cases: Sequence[Case]
+) -> tuple[CopyOverlap, ...]:
+    """Return the overlap of each planned direction and size; cases of other benches are ignored.
+
+    The figures of a case without a result are Unavailable, with the reason.
+    """
+    results_by_copy: dict[Copy, dict[Axis, CaseResult]] = {
+        case.workload.copy: {}
+        for case in planned_cases
+        if isinstance(case.workload, OverlapWorkload)
+    }
+    for result in results:
+        if MEASUREMENT_AXIS in result.axes:
+            copy = Copy(str(result.axes["direction"]), int(result.axes["size_bytes"]))
+            results_by_copy.setdefault(copy, {})[result.axes[MEASUREMENT_AXIS]] = result
+    return tuple(
+        _overlap(copy.direction, copy.size_bytes, result_by_measurement)
+        for copy, result_by_measurement in results_by_copy.items()
+    )
+
+
+def _overlap(
+    direction: str, size_bytes: int, result_by_measurement: Mapping[Axis, CaseResult]
+) -> CopyOverlap:
+    copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = (
+        result_by_measurement[measurement].median_s
+        if measurement in result_by_measurement
+        else _reason_not_measured(direction, measurement, has_results=bool(result_by_measurement))
+        for measurement in MEASUREMENTS
+    )
+    first_result = next(iter(result_by_measurement.values()), None)
+    settings = first_result.settings if first_result else {}
+    copies, gemms, gemm_flop = (
+        int(settings.get(name, 0)) for name in (_COPIES, _GEMMS, _GEMM_FLOP)
+    )
+    # A copy within the device reads and writes device memory.
+    moved_bytes = copies * size_bytes * (2 if direction == "d2d" else 1)
+    return CopyOverlap(
+        direction,
+        size_bytes,
+        copies,
+        gemms,
+        copy_s,
+        gemm_s,
+        both_s,
+        overlap_share(copy_s, gemm_s, both_s),
+        copy_during_gemm_s,
+        gemm_during_copy_s,
+        _slowdown(copy_s, copy_during_gemm_s),
+        _slowdown(gemm_s, gemm_during_copy_s),
+        copy_s if isinstance(copy_s, Unavailable) else moved_bytes / copy_s,
+        gemm_s if isinstance(gemm_s, Unavailable) else gemms * gemm_flop / gemm_s,
+    )
+
+
+def overlap_share(
+    copy_s: float | Unavailable, gemm_s: float | Unavailable, both_s: float | Unavailable
+) -> float | Unavailable:
+    """Return the share of the shorter work that runs at the same time as the longer one.
+
+    The time that the overlap saves, divided by the time of the shorter work, and limited to 0 and 1, as Intel
+    MPI Benchmarks define the overlap of communication and computation (IMB-NBC, "Measuring Communication and
+    Computation Overlap").
+    """
+    if isinstance(copy_s, Unavailable):
+        return copy_s
+    if isinstance(gemm_s, Unavailable):
+        return gemm_s
+    if isinstance(both_s, Unavailable):
+        return both_s
+    return min(1.0, max(0.0, (copy_s + gemm_s - both_s) / min(copy_s, gemm_s)))
+
+
+def _slowdown(
+    alone_s: float | Unavailable, concurrent_s: float | Unavailable
+) -> float | Unavailable:
+    """Return the relative increase of a time by concurrent work."""
+    if isinstance(alone_s, Unavailable):
+        return alone_s
+    return concurrent_s if isinstance(concurrent_s, Unavailable) else concurrent_s / alone_s - 1
+
+
+def _reason_not_measured(direction: str, measurement: Axis, *, has_results: bool) -> Unavailable:
+    if measurement == GEMM_DURING_COPY and is_pageable(direction):
+        return _PAGEABLE
+    if not has_results:
+        return _NOT_REACHED
+    return Unavailable(f"the measurement {measurement} was not finished")

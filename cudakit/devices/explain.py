@@ -1,0 +1,368 @@
+"""Explain error codes, Xid numbers, checks and environment variables: ``cudakit explain``."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar
+
+from cudakit.devices.diagnose.checks import SELF_TEST, checks_by_id, id_ranges
+from cudakit.devices.diagnose.variable_table import known_variables
+from cudakit.devices.diagnose.xids import CATALOG_URL, known_xids
+from cudakit.errors import UsageError, one_of
+from cudakit.report.document import Document, Facts, Node, Section, Text
+
+# An Xid in upper case: "XID 79", "XID79" or "XID:79".
+_XID_PATTERN = re.compile(r"XID\W*0*(\d+)")
+# A term of several words, such as "Xid 79" or "CUDA error 700", or one word of the command line.
+_TERM_PATTERN = re.compile(
+    r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
+)
+_CHECK_PATTERN = re.compile(r"CK0*(\d+)")
+_ERROR_NAME_PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The explanation of one error, Xid, check, library status or environment variable."""
+
+    kind: (
+        str  # kind: "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
+    )
+    name: str  # name, such as "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79" or "CK012"
+    code: int | None  # number of the error, Xid or check; null for an environment variable
+    other_names: tuple[str, ...]  # other names of the term
+    meaning: str  # meaning of an error, statement that a check tests, or effect of a variable
+    explanation: str  # background in paragraphs; empty if there is none
+    causes: str  # typical causes; empty if there are none
+    action: str  # recommended action; empty if there is no general one
+    source: str  # documentation or source file of the explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The explanations of the terms of one command."""
+
+    schema: ClassVar[str] = "cudakit.explain/1"
+    asked: str  # terms of the command, separated by spaces
+    topics: tuple[Topic, ...]  # topics of the first term, then those of the second term, and so on
+
+
+@dataclass(frozen=True, slots=True)
+class CheckExplanation:
+    """The explanation of a check, as ``doctor --explain ID --json`` writes it."""
+
+    schema: ClassVar[str] = "cudakit.doctor.explanation/1"
+    id: str  # id of the check, such as CK005
+    title: str  # the statement that holds if the check passes
+    explanation: str  # background in paragraphs
+
+
+def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explanation:
+    """Return the topics that terms name: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
+
+    ``words`` are those of the command line: "Xid", "79", "700" are two terms. A plain number is a CUDA error,
+    an Xid, or both. Raises UsageError, with similar names, for a term that no topic matches.
+    """
+    topics = [
+        *cuda_errors,
+        *_xid_topics(),
+        *_check_topics(),
+        *_status_topics(),
+        *_variable_topics(),
+    ]
+    terms = [" ".join(term.split()) for term in _TERM_PATTERN.findall("\n".join(words))] or [""]
+    topics_by_term = {
+        term: [topic for topic in topics if _matches_topic(term, topic)] for term in terms
+    }
+    unknown_terms = [term for term, topics_of_term in topics_by_term.items() if not topics_of_term]
+    if unknown_terms:
+        # If no word is a term, the words are probably one message.
+        term = " ".join(terms) if unknown_terms == terms else unknown_terms[0]
+        raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term.upper(), topics))
+    distinct_topics = dict.fromkeys(itertools.chain.from_iterable(topics_by_term.values()))
+    return Explanation(" ".join(terms), tuple(distinct_topics))
+
+
+def check_explanation(result: Explanation) -> CheckExplanation | None:
+    """Return the explanation that ``doctor --explain`` writes if the only topic is a check, else None."""
+    (topic, *other_topics) = result.topics
+    if other_topics or topic.kind != "check":
+        return None
+    return CheckExplanation(topic.name, topic.meaning, topic.explanation)
+
+
+def topic_names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
+    """Return the names of all topics, for shell completion."""
+    return tuple(
+        topic.name
+        for topic in (
+            *cuda_errors,
+            *_xid_topics(),
+            *_check_topics(),
+            *_status_topics(),
+            *_variable_topics(),
+        )
+    )
+
+
+def _matches_topic(spelling: str, topic: Topic) -> bool:
+    term = spelling.upper()
+    if term.isdecimal():
+        return topic.code == int(term) and topic.kind in ("CUDA error", "Xid")
+    xid_match, check_match = _XID_PATTERN.fullmatch(term), _CHECK_PATTERN.fullmatch(term)
+    if xid_match or check_match:
+        term_number = int((xid_match or check_match or ["", "0"])[1])
+        return topic.code == term_number and topic.kind == ("Xid" if xid_match else "check")
+    names_of_topic = [name.upper() for name in (topic.name, *topic.other_names)]
+    return (
+        term in names_of_topic
+        or any(f"{prefix}{term}" in names_of_topic for prefix in _ERROR_NAME_PREFIXES)
+        or term == f"{topic.kind} {topic.code}".upper()
+    )
+
+
+_MAX_SUGGESTIONS = 5  # maximum number of names that a hint suggests
+_MAX_SIMILAR_NAMES = 30  # maximum number of similar names with which a hint is useful
+_ABBREVIATIONS = {"OOM": "OUT_OF_MEMORY"}
+
+
+def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
+    """Return a hint for an unknown term in upper case."""
+    if _CHECK_PATTERN.fullmatch(spelling):
+        return f"checks are {id_ranges()}"
+    if _XID_PATTERN.fullmatch(spelling):
+        return f"NVIDIA's catalog may have it: {CATALOG_URL}"
+    term = "_".join(_ABBREVIATIONS.get(word, word) for word in spelling.split("_"))
+    similar_names = (
+        _similar_names(term, topics)
+        or _topics_beginning_with(term, topics)
+        or _topics_with_words(term, topics)
+    )
+    if 0 < len(similar_names) <= _MAX_SUGGESTIONS + 1:
+        return f"did you mean {one_of(similar_names)}?"
+    if 0 < len(similar_names) <= _MAX_SIMILAR_NAMES:
+        omitted_count = len(similar_names) - _MAX_SUGGESTIONS
+        return f"did you mean {', '.join(similar_names[:_MAX_SUGGESTIONS])} or one of {omitted_count} others?"
+    return (
+        "TERM is a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), a status (ncclSystemError), an Xid "
+        "(Xid 79), a check (CK012) or an environment variable of CUDA, its libraries or frameworks, or of "
+        "cudakit"
+    )
+
+
+def _similar_names(term: str, topics: Sequence[Topic]) -> list[str]:
+    """Return the names of at most three topics whose spelling differs from the term in few characters."""
+    topic_by_spelling = {
+        name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
+    }
+    # A term such as ILEGAL_ADDRESS may lack the prefix of CUDA's errors.
+    topic_by_spelling |= {
+        name.removeprefix("CUDA_ERROR_"): topic for name, topic in topic_by_spelling.items()
+    }
+    similar_spellings = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75)
+    return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar_spellings))
+
+
+def _topics_beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
+    return [topic.name for topic in topics if term and topic.name.upper().startswith(term)]
+
+
+def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
+    """Return the names of the topics that match a term of several words.
+
+    Each word of the term must be the beginning of a word of the topic's name or meaning. A number in the term
+    must be the topic's code.
+    """
+    word_starts, numbers_of_term = (
+        re.findall(r"[A-Z][A-Z0-9]{2,}", term),
+        re.findall(r"\b\d+", term),
+    )
+
+    def contains_words(topic: Topic) -> bool:
+        words = re.findall(r"[A-Z0-9]+", f"{topic.name} {topic.meaning}".upper())
+        return all(
+            any(word.startswith(word_start) for word in words) for word_start in word_starts
+        ) and all(int(number) == topic.code for number in numbers_of_term)
+
+    return (
+        [topic.name for topic in topics if contains_words(topic)]
+        if word_starts or numbers_of_term
+        else []
+    )
+
+
+# --- topics ----------------------------------------------------------------------------------------
+
+
+def _xid_topics() -> Iterator[Topic]:
+    origin_by_name = {
+        "program": "an error in a program",
+        "hardware": "a hardware or driver problem",
+        "notice": "",
+    }
+    for number, xid in known_xids().items():
+        yield Topic(
+            "Xid",
+            f"Xid {number}",
+            number,
+            (),
+            xid.meaning,
+            "",
+            origin_by_name[xid.origin],
+            xid.action,
+            f"Xid Errors, {CATALOG_URL}",
+        )
+
+
+def _check_topics() -> Iterator[Topic]:
+    self_test_ids = {check.id for checks in SELF_TEST.values() for check in checks}
+    for check in checks_by_id().values():
+        deep_option = " --deep" if check.id in self_test_ids else ""
+        action = f"cudakit doctor --only {check.id}{deep_option} prints what to do if the check fails here"
+        number = int(check.id.removeprefix("CK"))
+        yield Topic(
+            "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
+        )
+
+
+# Owners of variables whose library, as doctor names it, is no product.
+_VARIABLE_OWNERS = {"CUDA toolkit": "the CUDA toolkit", "Container": "NVIDIA's containers"}
+
+
+def _variable_topics() -> Iterator[Topic]:
+    for name, known_variable in known_variables().items():
+        action = (
+            f"unset it unless you need it; {known_variable.check} warns about it"
+            if known_variable.check
+            else ""
+        )
+        owner = _VARIABLE_OWNERS.get(known_variable.library, known_variable.library)
+        topic_kind = f"environment variable of {owner}"
+        yield Topic(
+            topic_kind, name, None, (), known_variable.effect, "", "", action, known_variable.source
+        )
+
+
+def _status_topics() -> Iterator[Topic]:
+    for row_line in _STATUSES.replace("\n    ", " ").strip().splitlines():
+        library, code, name, meaning, causes_text, action = (
+            cell_text.strip() for cell_text in row_line.split("|")
+        )
+        source = f"{library} documentation, status codes"
+        yield Topic(
+            f"{library} status", name, int(code), (), meaning, "", causes_text, action, source
+        )
+
+
+# Status codes of libraries: library, code, name, meaning, causes, action; an indented line continues a row.
+_STATUSES = """
+cuBLAS | 1 | CUBLAS_STATUS_NOT_INITIALIZED | cuBLAS could not be initialized |
+    no free GPU memory, or an earlier CUDA error |
+    free GPU memory; look for an earlier error with CUDA_LAUNCH_BLOCKING=1
+cuBLAS | 3 | CUBLAS_STATUS_ALLOC_FAILED | cuBLAS could not allocate memory |
+    no free GPU memory | free GPU memory, or leave some to cuBLAS
+cuBLAS | 7 | CUBLAS_STATUS_INVALID_VALUE | an argument is not valid |
+    a wrong shape, leading dimension or data type | check shapes and strides
+cuBLAS | 8 | CUBLAS_STATUS_ARCH_MISMATCH | the GPU does not support the operation |
+    a data type that needs a newer GPU | use another data type
+cuBLAS | 11 | CUBLAS_STATUS_MAPPING_ERROR | access to GPU memory failed |
+     |
+cuBLAS | 13 | CUBLAS_STATUS_EXECUTION_FAILED | a kernel of cuBLAS failed |
+    an earlier CUDA error, or an invalid pointer | run the program under compute-sanitizer
+cuBLAS | 14 | CUBLAS_STATUS_INTERNAL_ERROR | an internal error of cuBLAS |
+    no free GPU memory, or mixed versions of cuBLAS and cuBLASLt | free GPU memory; run cudakit doctor
+cuBLAS | 15 | CUBLAS_STATUS_NOT_SUPPORTED | cuBLAS does not support these arguments |
+    an unsupported combination of data types or layouts | check the table of supported types
+cuDNN | 1001 | CUDNN_STATUS_NOT_INITIALIZED | cuDNN could not be initialized |
+    no free GPU memory, or mixed versions of cuDNN's libraries | free GPU memory; run cudakit doctor
+cuDNN | 1002 | CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH | cuDNN's libraries have different versions |
+    another cuDNN on LD_LIBRARY_PATH | run cudakit doctor --only CK012
+cuDNN | 2000 | CUDNN_STATUS_BAD_PARAM | an argument is not valid |
+    a wrong shape, stride or data type | check shapes and strides
+cuDNN | 3000 | CUDNN_STATUS_NOT_SUPPORTED | cuDNN does not support these arguments |
+    an unsupported shape or data type | use another shape, layout or data type
+cuDNN | 4000 | CUDNN_STATUS_INTERNAL_ERROR | an internal error of cuDNN |
+    no free GPU memory, or an earlier CUDA error |
+    free GPU memory; set CUDNN_LOGLEVEL_DBG=2 for a log
+cuDNN | 5000 | CUDNN_STATUS_EXECUTION_FAILED | a kernel of cuDNN failed |
+    an earlier CUDA error | run the program under compute-sanitizer
+NCCL | 1 | ncclUnhandledCudaError | a CUDA call inside NCCL failed |
+    an earlier CUDA error, or no free GPU memory | set NCCL_DEBUG=WARN and read the first warning
+NCCL | 2 | ncclSystemError | a call to the operating system failed |
+    too little /dev/shm (CK034), locked memory (CK035), or a network problem |
+    set NCCL_DEBUG=WARN and read the first warning
+NCCL | 3 | ncclInternalError | an internal error of NCCL |
+    ranks with different NCCL versions, or a topology that NCCL does not support |
+    set NCCL_DEBUG=INFO and compare the ranks
+NCCL | 4 | ncclInvalidArgument | an argument is not valid |
+    a wrong count, data type or rank | check the arguments of the collective
+NCCL | 5 | ncclInvalidUsage | NCCL was called in an invalid way |
+    two ranks on one GPU, or calls that do not match between ranks |
+    set NCCL_DEBUG=WARN and read the first warning
+NCCL | 6 | ncclRemoteError | another rank failed or the network failed |
+    a crashed process, or a lost connection | find the rank that failed first
+NCCL | 7 | ncclInProgress | a nonblocking call has not finished |
+     | poll ncclCommGetAsyncError
+"""
+
+
+# --- the report ------------------------------------------------------------------------------------
+
+
+def report(result: Explanation) -> Document:
+    """Return the explanations; several topics get a section each."""
+    if len(result.topics) == 1:
+        return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))
+    sections = tuple(Section(_title(topic), tuple(_nodes(topic))) for topic in result.topics)
+    count_text = f"{len(result.topics)} explanations"
+    is_single = " " not in result.asked
+    return Document(f"{result.asked}: {count_text}" if is_single else count_text, sections)
+
+
+def sentence(topic: Topic) -> str:
+    """Return the name and meaning of a topic in one line."""
+    if topic.kind == "check":
+        return f"{topic.name} checks that {topic.meaning}"
+    # The effect of a variable may begin with the value that has the effect, as in "1: kernels are traced".
+    separator = "=" if re.match(r"\w+: ", topic.meaning) and _is_variable(topic) else ": "
+    return f"{topic.name}{separator}{topic.meaning}"
+
+
+def _title(topic: Topic) -> str:
+    if topic.kind == "check":
+        return sentence(topic)
+    code_text = f" {topic.code}" if topic.code is not None and topic.kind != "Xid" else ""
+    return topic.name if topic.kind == "Xid" else f"{topic.name} ({topic.kind}{code_text})"
+
+
+def _nodes(topic: Topic) -> Iterator[Node]:
+    purpose, _, background = topic.explanation.partition("\n\n")
+    table_rows = (
+        ("" if topic.kind == "check" else _meaning_label(topic), topic.meaning),
+        ("purpose", " ".join(purpose.split())),
+        ("background", " ".join(background.split())),
+        ("usual causes", topic.causes),
+        ("what to do", topic.action),
+        ("also known as", ", ".join(topic.other_names)),
+        ("source", "" if topic.kind == "check" else topic.source),
+    )
+    yield Facts(
+        tuple((label, Text(_without_stop(text))) for label, text in table_rows if label and text)
+    )
+
+
+def _without_stop(text: str) -> str:
+    """Remove the full stop of a single sentence, because other values are phrases."""
+    return text.removesuffix(".") if ". " not in text else text
+
+
+def _meaning_label(topic: Topic) -> str:
+    return "effect" if _is_variable(topic) else "what happened"
+
+
+def _is_variable(topic: Topic) -> bool:
+    return topic.kind.startswith("environment variable")

@@ -1,0 +1,269 @@
+"""Build a Snapshot from the tree of a file.
+
+This module, ``columns`` and ``host`` know PyTorch's keys: torch/csrc/cuda/memory_snapshot.cpp and
+c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that it had in the
+version that wrote the file; unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cudakit.errors import SnapshotError
+from cudakit.memory.load.columns import (
+    DeviceRows,
+    Warnings,
+    read_events,
+    read_final_states,
+    segment_devices,
+)
+from cudakit.memory.load.host import host_entries, read_host_state
+from cudakit.memory.load.source import NotASnapshotError
+from cudakit.memory.load.tables import StreamNumbers, Tables
+from cudakit.memory.load.tree import Handles, Tree
+from cudakit.memory.snapshot import (
+    HOST,
+    Annotation,
+    Blocks,
+    DeviceTrace,
+    Events,
+    Ints,
+    Mark,
+    Mask,
+    Segments,
+    Snapshot,
+)
+from cudakit.torch_rules.settings import flag_of_device
+
+# c10::DeviceIndex is a signed number of 8 bits.
+_MAX_DEVICES = 128
+# The key of NVTX marks; memory/record/snapshot_file.py writes it.
+_MARKS_KEY = "cudakit_marks"
+_SNAPSHOT_KEYS = ("segments", "device_traces", "host_segments", "host_traces")
+
+
+def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snapshot:
+    """Return the Snapshot of a tree.
+
+    Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
+    """
+    handle_by_key = _snapshot_parts(tree)
+    tables = Tables(tree)
+    settings = valid_settings(_plain_part(tree, handle_by_key, "allocator_settings"))
+    devices = _device_traces(
+        tree, tables, handle_by_key, _overflow_flag(tree, handle_by_key, settings)
+    )
+    devices += _host_traces(tree, tables, handle_by_key)
+    tables.spend_stacks(devices)
+    annotations, marks = (
+        _annotations(tree, tables, handle_by_key),
+        _marks(tree, tables, handle_by_key),
+    )
+    return Snapshot(
+        source=source,
+        format=file_format,
+        size_bytes=size_bytes,
+        devices=tuple(devices),
+        frames=tuple(tables.frames),
+        stacks=tables.stacks,
+        texts=tuple(tables.texts),
+        pools=tables.pools,
+        annotations=annotations,
+        marks=marks,
+        settings=settings,
+        has_times=any(bool(device.events.time_us.any()) for device in devices),
+    )
+
+
+def _snapshot_parts(tree: Tree) -> dict[str, int]:
+    # torch.cuda.memory_snapshot() and MemPool.snapshot() return a list of segments without a dictionary.
+    if tree.is_list(tree.root):
+        handle_by_key = {"segments": tree.root}
+        _, items = tree.children(_handle_array(tree.root))
+        if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
+            raise NotASnapshotError("it is a list, but not of memory segments")
+        return handle_by_key
+    handle_by_key = tree.members(tree.root)
+    if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):
+        if not handle_by_key:
+            raise NotASnapshotError("its dictionary is empty")
+        key_names = ", ".join(sorted(handle_by_key)[:4])
+        raise NotASnapshotError(f"its dictionary has other keys ({key_names[:80]})")
+    return handle_by_key
+
+
+def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
+    try:
+        return tree.members(handle)
+    except SnapshotError:
+        return ()
+
+
+def _device_traces(
+    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int], trace_overflow: object
+) -> list[DeviceTrace]:
+    counts, entries = tree.children(_list_part(tree, handle_by_key, "device_traces"))
+    segments = _list_part(tree, handle_by_key, "segments")
+    devices = [
+        DeviceRows(ordinal, _entries_of(counts, ordinal), StreamNumbers())
+        for ordinal in _device_ordinals(counts, segment_devices(tree, segments))
+    ]
+    events = read_events(tree, tables, entries, devices)
+    final_states = read_final_states(tree, tables, segments, devices)
+    return [
+        _device_trace(
+            device_rows,
+            device_events,
+            final_state,
+            flag_of_device(trace_overflow, device_rows.device),
+        )
+        for device_rows, device_events, final_state in zip(
+            devices, events, final_states, strict=True
+        )
+    ]
+
+
+def _device_trace(
+    rows: DeviceRows,
+    events: tuple[Events, Warnings],
+    final_state: tuple[Segments, Blocks, Warnings],
+    overflowed: bool | None = None,
+) -> DeviceTrace:
+    (trace_events, event_warnings), (segments, blocks, state_warnings) = events, final_state
+    warnings = event_warnings + state_warnings
+    return DeviceTrace(
+        rows.device, trace_events, segments, blocks, rows.streams.raw_streams, overflowed, warnings
+    )
+
+
+def _device_ordinals(counts: Ints, segment_device: Ints) -> list[int]:
+    """Return the devices that have events or segments; [0] if no device has any."""
+    used_ordinals = {*np.flatnonzero(counts).tolist(), *np.unique(segment_device).tolist()}
+    ordinals = sorted(used_ordinals) or [0]
+    for ordinal in (ordinals[0], ordinals[-1]):
+        if not 0 <= ordinal < _MAX_DEVICES:
+            raise SnapshotError(
+                f"the file has a device {ordinal}, which is impossible: it is damaged"
+            )
+    return ordinals
+
+
+def _entries_of(counts: Ints, ordinal: int) -> slice:
+    """Return the range of a device's entries in the concatenated traces."""
+    if ordinal >= len(counts):
+        return slice(0, 0)
+    end = int(counts[: ordinal + 1].sum())
+    return slice(end - int(counts[ordinal]), end)
+
+
+def _host_traces(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> list[DeviceTrace]:
+    entries = host_entries(tree, _list_part(tree, handle_by_key, "host_traces"))
+    segments = _list_part(tree, handle_by_key, "host_segments")
+    if not len(entries) and not len(segments):
+        return []
+    device_rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
+    (events,) = read_events(tree, tables, entries, [device_rows])
+    state = read_host_state(tree, tables, device_rows.streams, segments)
+    return [_device_trace(device_rows, events, state)]
+
+
+def _annotations(
+    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]
+) -> tuple[Annotation, ...]:
+    """Return the starts and ends of named ranges; entries without stage or time are ignored."""
+    handles = _list_part(tree, handle_by_key, "external_annotations")
+    tree.budget.spend_rows(len(handles))
+    stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
+    times, has_time = _parse_numbers(tree, tree.column(handles, "time_us"))
+    usable_rows = np.flatnonzero(has_time & (stages != 2))
+    handles, times, stages = handles[usable_rows], times[usable_rows], stages[usable_rows]
+    range_names = tables.text_ids(tree.column(handles, "name")).tolist()
+    devices, _ = _parse_numbers(tree, tree.column(handles, "device"))
+    texts = tuple(tables.texts)
+    return tuple(
+        Annotation(texts[name_id], is_start == 1, device, time_us)
+        for name_id, is_start, device, time_us in zip(
+            range_names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
+        )
+    )
+
+
+def _marks(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> tuple[Mark, ...]:
+    """Return the marks that ``run --memory`` recorded; entries without a time are ignored."""
+    handles = _list_part(tree, handle_by_key, _MARKS_KEY)
+    tree.budget.spend_rows(len(handles))
+    times, has_time = tree.integers(tree.column(handles, "time_us"))
+    handles, times = handles[has_time], times[has_time]
+    mark_names = tables.text_ids(tree.column(handles, "name")).tolist()
+    devices, _ = tree.integers(tree.column(handles, "device"))
+    texts = tuple(tables.texts)
+    mark_rows = zip(mark_names, devices.tolist(), times.tolist(), strict=True)
+    return tuple(Mark(texts[name_id], device, time_us) for name_id, device, time_us in mark_rows)
+
+
+def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
+    """Return integers, also those that torch's C++ writer stores as text, and which nodes are integers."""
+    numbers, is_integer = tree.integers(handles)
+    row_indices = np.flatnonzero(~is_integer & (handles != 0)).tolist()
+    for row_index, text in zip(row_indices, tree.texts(handles[row_indices]), strict=True):
+        if len(text) < 19 and text.isdecimal():
+            numbers[row_index], is_integer[row_index] = int(text), True
+    return numbers, is_integer
+
+
+def _overflow_flag(
+    tree: Tree, handle_by_key: Mapping[str, int], settings: Mapping[str, Any]
+) -> object:
+    """Return the flag that old events were dropped; None in files of PyTorch builds that do not write it."""
+    key = "trace_alloc_overflowed"
+    return _plain_part(tree, handle_by_key, key) if key in handle_by_key else settings.get(key)
+
+
+def _plain_part(tree: Tree, handle_by_key: Mapping[str, int], key: str) -> object:
+    return tree.plain_object(handle_by_key[key]) if key in handle_by_key else None
+
+
+def _list_part(tree: Tree, handle_by_key: Mapping[str, int], key: str) -> Handles:
+    return tree.children(_handle_array(handle_by_key.get(key, 0)))[1]
+
+
+def _handle_array(handle: int) -> Handles:
+    return np.array([handle], np.uint64)
+
+
+Number: TypeAlias = bool | int | float
+Scalar: TypeAlias = Number | str | None
+Setting: TypeAlias = Scalar | list[Scalar] | dict[str, Number]
+
+# The keys of roundup_power2_divisions are powers of two below 2**64.
+_MAX_KEY_DIGITS = 20
+
+
+def valid_settings(settings: object) -> dict[str, Setting]:
+    """Return the valid settings: scalars of at most 64 bits, lists of scalars, or dicts of numbers."""
+    if not isinstance(settings, dict):
+        return {}
+    return {key: value for key, value in settings.items() if _is_setting(value)}
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_scalar, value))
+    if isinstance(value, dict):
+        return all(
+            _is_number(number) and len(name) <= _MAX_KEY_DIGITS for name, number in value.items()
+        )
+    return _is_scalar(value)
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str) or _is_number(value)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64
+    return isinstance(value, float)

@@ -1,0 +1,311 @@
+"""The memory of one process, computed from its trace: driver allocations, and the blocks of pools in them.
+
+A segment is memory that was allocated from the driver. A block is a part of a segment that a pool, such as
+CuPy's, returned to the program.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from cudakit.memory.record.pools import DRIVER, MANAGED
+from cudakit.trace.kinds import AllocationKind
+from cudakit.trace.trace_file import Stack
+
+Action: TypeAlias = Literal[
+    "oom", "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
+]
+
+# The device number of pinned host memory.
+HOST = -1
+# Sizes are rounded up to this multiple, as by CuPy (ALLOCATION_UNIT_SIZE) and PyTorch (kMinBlockSize).
+_ROUNDING_BYTES = 512
+
+
+class BlockInUse(NamedTuple):
+    """A block of a pool that is in use."""
+
+    size_bytes: int
+    requested_bytes: int
+    pool: str
+    stack: Stack
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A driver allocation that exists from ``begin_ns`` until ``end_ns``, which is None while in use."""
+
+    device: int
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    stream: int
+    stack: Stack
+    begin_ns: int
+    pool: str = DRIVER
+    # Whether the driver allocation was recorded. False if only a block of a pool in this memory was recorded.
+    is_recorded: bool = True
+    end_ns: int | None = None
+    blocks: dict[int, BlockInUse] = field(default_factory=dict)  # blocks in use by address
+
+    @property
+    def end(self) -> int:
+        """The first address after the segment."""
+        return self.address + self.size_bytes
+
+    @property
+    def is_undivided(self) -> bool:
+        """Whether no pool divides the segment into blocks: the program uses all of it."""
+        return self.pool in (DRIVER, MANAGED)
+
+
+class Entry(NamedTuple):
+    """One event of the trace of a snapshot."""
+
+    action: Action
+    address: int  # address of the memory; for "oom", the free bytes of the device
+    size_bytes: int
+    time_ns: int
+    stack: Stack
+    segment: Segment
+    # Whether the event treats the segment as one block. Such an event is dropped if a pool later divides the
+    # segment.
+    is_segment_as_block: bool = False
+
+
+class MemoryModel:
+    """The segments and blocks of one process, and the last events of each device.
+
+    ``max_entries`` is the number of events that are kept for each device.
+    """
+
+    def __init__(self, *, max_entries: int) -> None:
+        self.max_entries = max_entries
+        self.entries: dict[int, deque[Entry]] = {}
+        self.overflowed_devices: set[int] = (
+            set()
+        )  # numbers of the devices whose oldest events were dropped
+        self._segments: dict[int, Segment] = {}  # segments in use by address
+        self._addresses: list[int] = []  # addresses of the segments in use, ascending
+
+    @property
+    def segments(self) -> Iterable[Segment]:
+        """The segments in use, by address."""
+        return (self._segments[address] for address in self._addresses)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no memory was ever allocated."""
+        return not self.entries and not self._segments
+
+    def forget_entries(self) -> None:
+        """Drop all recorded events; the segments and blocks in use stay."""
+        self.entries.clear()
+        self.overflowed_devices.clear()
+
+    # --- allocations from the driver
+
+    def driver_alloc(
+        self,
+        *,
+        device: int,
+        address: int,
+        size_bytes: int,
+        kind: AllocationKind,
+        pool: str,
+        stream: int,
+        stack: Stack,
+        time_ns: int,
+    ) -> None:
+        """Add a driver allocation; ``pool`` is the pool that made the allocation, "" if unknown."""
+        segment = Segment(
+            device=HOST if kind is AllocationKind.PINNED else device,
+            address=address,
+            size_bytes=_rounded_size(size_bytes),
+            requested_bytes=size_bytes,
+            stream=stream,
+            stack=stack,
+            begin_ns=time_ns,
+            pool=pool or (MANAGED if kind is AllocationKind.MANAGED else DRIVER),
+        )
+        self._add_segment(segment)
+
+    def driver_free(self, *, address: int, stack: Stack, time_ns: int) -> None:
+        """Remove a driver allocation; an address without a recorded allocation is ignored."""
+        if address in self._segments:
+            self._remove_segment(self._segments[address], stack, time_ns)
+
+    # --- blocks of pools
+
+    def pool_alloc(
+        self,
+        *,
+        device: int,
+        address: int,
+        size_bytes: int,
+        requested_bytes: int,
+        pool: str,
+        stack: Stack,
+        time_ns: int,
+    ) -> None:
+        """Add a block of a pool, unless a block of another pool has the same address.
+
+        For example, both Numba and RMM report a block that Numba allocates from RMM.
+        """
+        rounded_bytes, requested_bytes = _rounded_size(size_bytes), requested_bytes or size_bytes
+        segment = self._segment_at(address)
+        if segment is None:
+            segment = Segment(
+                device=device,
+                address=address,
+                size_bytes=rounded_bytes,
+                requested_bytes=requested_bytes,
+                stream=0,
+                stack=stack,
+                begin_ns=time_ns,
+                pool=pool,
+                is_recorded=False,
+            )
+            self._add_segment(segment)
+        if address in segment.blocks:
+            if segment.blocks[address].pool != pool:
+                return
+            # The free of the earlier block was not recorded.
+            self._free_block(segment, address, stack, time_ns)
+        segment.pool = pool
+        block_bytes = min(rounded_bytes, segment.end - address)
+        segment.blocks[address] = BlockInUse(block_bytes, requested_bytes, pool, stack)
+        self._append_entry("alloc", segment, address, requested_bytes, stack, time_ns)
+
+    def pool_free(self, *, address: int, pool: str, stack: Stack, time_ns: int) -> None:
+        """Remove a block of a pool; an unrecorded block or a block of another pool is ignored."""
+        segment = self._segment_at(address)
+        if segment is None or address not in segment.blocks or segment.blocks[address].pool != pool:
+            return
+        self._free_block(segment, address, stack, time_ns)
+        if not segment.is_recorded and not segment.blocks:
+            self._remove_segment(segment, stack, time_ns)
+
+    def out_of_memory(
+        self,
+        *,
+        device: int,
+        size_bytes: int,
+        free_bytes: int,
+        pool: str,
+        stack: Stack,
+        time_ns: int,
+    ) -> None:
+        """Add a failed allocation of a pool; ``free_bytes`` is the free memory of the device."""
+        empty_segment = Segment(
+            device=device,
+            address=0,
+            size_bytes=0,
+            requested_bytes=0,
+            stream=0,
+            stack=stack,
+            begin_ns=time_ns,
+            pool=pool,
+        )
+        self._append_entry("oom", empty_segment, free_bytes, size_bytes, stack, time_ns)
+
+    def replace_blocks(
+        self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int
+    ) -> None:
+        """Replace all blocks of a pool that has no history.
+
+        ``blocks`` maps (device, address) to the size in bytes and the call stack.
+        """
+        for segment in list(self.segments):
+            for address, block in list(segment.blocks.items()):
+                new_block = blocks.get((segment.device, address))
+                if block.pool == pool and new_block != (block.requested_bytes, block.stack):
+                    self.pool_free(address=address, pool=pool, stack=(), time_ns=time_ns)
+        for (device, address), (size_bytes, stack) in blocks.items():
+            segment_at_address = self._segment_at(address)
+            if segment_at_address is None or address not in segment_at_address.blocks:
+                self.pool_alloc(
+                    device=device,
+                    address=address,
+                    size_bytes=size_bytes,
+                    requested_bytes=size_bytes,
+                    pool=pool,
+                    stack=stack,
+                    time_ns=time_ns,
+                )
+
+    # --- segments
+
+    def _segment_at(self, address: int) -> Segment | None:
+        """Return the segment in use that contains an address."""
+        index = bisect_right(self._addresses, address) - 1
+        segment = self._segments[self._addresses[index]] if index >= 0 else None
+        return segment if segment and address < segment.end else None
+
+    def _add_segment(self, segment: Segment) -> None:
+        for overlapping_segment in self._overlapping_segments(segment.address, segment.end):
+            # The free of the overlapping segment was not recorded.
+            self._remove_segment(overlapping_segment, (), segment.begin_ns)
+        self._segments[segment.address] = segment
+        insort(self._addresses, segment.address)
+        address, stack, time_ns = segment.address, segment.stack, segment.begin_ns
+        self._append_entry("segment_alloc", segment, address, segment.size_bytes, stack, time_ns)
+        requested_bytes = segment.requested_bytes
+        self._append_entry(
+            "alloc", segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
+        )
+
+    def _remove_segment(self, segment: Segment, stack: Stack, time_ns: int) -> None:
+        for address in list(segment.blocks):
+            self._free_block(segment, address, stack, time_ns)
+        address, requested_bytes = segment.address, segment.requested_bytes
+        for action in ("free_requested", "free_completed"):
+            self._append_entry(
+                action, segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
+            )
+        self._append_entry("segment_free", segment, address, segment.size_bytes, stack, time_ns)
+        segment.end_ns = time_ns
+        del self._segments[segment.address]
+        del self._addresses[bisect_right(self._addresses, segment.address) - 1]
+
+    def _overlapping_segments(self, begin: int, end: int) -> list[Segment]:
+        """Return the segments in use that overlap the addresses from ``begin`` up to ``end``."""
+        first_index = bisect_right(self._addresses, begin) - 1
+        end_index = bisect_right(self._addresses, end - 1)
+        candidate_segments = (
+            self._segments[address] for address in self._addresses[max(first_index, 0) : end_index]
+        )
+        return [segment for segment in candidate_segments if segment.end > begin]
+
+    def _free_block(self, segment: Segment, address: int, stack: Stack, time_ns: int) -> None:
+        block = segment.blocks.pop(address)
+        for action in ("free_requested", "free_completed"):
+            self._append_entry(action, segment, address, block.requested_bytes, stack, time_ns)
+
+    def _append_entry(
+        self,
+        action: Action,
+        segment: Segment,
+        address: int,
+        size_bytes: int,
+        stack: Stack,
+        time_ns: int,
+        *,
+        is_segment_as_block: bool = False,
+    ) -> None:
+        entries = self.entries.get(segment.device)
+        if entries is None:
+            entries = self.entries[segment.device] = deque(maxlen=self.max_entries)
+        if len(entries) == self.max_entries:
+            self.overflowed_devices.add(segment.device)
+        entries.append(
+            Entry(action, address, size_bytes, time_ns, stack, segment, is_segment_as_block)
+        )
+
+
+def _rounded_size(size_bytes: int) -> int:
+    return -(-size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES

@@ -1,0 +1,171 @@
+"""A memory snapshot as columns: the final state of an allocator, and the trace of events before it.
+
+Addresses and sizes are in bytes, times in Unix microseconds. A call stack, a text or a pool is an index into
+the tables of the Snapshot; index 0 is the empty stack, the empty text and the default pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.report.document import Frame
+from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, PYTORCH_CALLS, AllocatorCalls
+
+Addresses: TypeAlias = npt.NDArray[np.uint64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Ids: TypeAlias = npt.NDArray[np.int32]
+Codes: TypeAlias = npt.NDArray[np.uint8]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+# The device number of pinned host memory.
+HOST = -1
+
+
+class BlockState(IntEnum):
+    """The state of a block when the snapshot is taken."""
+
+    INACTIVE = 0
+    ALLOCATED = 1
+    PENDING_FREE = 2  # freed by the program; a stream may still use it
+
+
+class SegmentKind(IntEnum):
+    """The size class of a segment: for requests up to 1 MiB, or for larger ones."""
+
+    SMALL = 0
+    LARGE = 1
+    UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The trace of one device, oldest event first; every array has one item per event."""
+
+    action: Codes
+    address: Addresses  # address of the memory; for an OOM event the free bytes of the device
+    size: Ints  # size of the memory; for alloc and free the bytes that the program requested
+    stream: Ids  # index into DeviceTrace.streams
+    time_us: Ints  # time of each event; all 0 if the file has no times
+    stack: Ids
+    pool: Ids  # index of the pool; -1: not recorded
+    compile_context: Ids
+    user_metadata: Ids
+    category: Ids
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The segments of the final state, by address; every array has one item per segment."""
+
+    address: Addresses
+    size: Ints
+    stream: Ids
+    kind: Codes  # SegmentKind of each segment
+    pool: Ids
+    expandable: Mask
+    stack: Ids
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of the final state, by address; every array has one item per block."""
+
+    segment: Ids  # index into Segments
+    address: Addresses
+    size: Ints
+    requested: Ints  # requested bytes; 0 if inactive
+    state: Codes  # BlockState of each block
+    stack: Ids
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_Arrays = TypeVar("_Arrays", bound=_Dataclass)
+
+
+def take(arrays: _Arrays, selection: npt.NDArray[Any] | slice) -> _Arrays:
+    """Select items of every array of a dataclass, by indices, a mask or a range."""
+    return type(arrays)(*(getattr(arrays, field.name)[selection] for field in fields(arrays)))
+
+
+def concatenate_arrays(first_arrays: _Arrays, second_arrays: _Arrays) -> _Arrays:
+    """Concatenate every array of two dataclasses of one type."""
+    array_pairs = (
+        (getattr(first_arrays, field.name), getattr(second_arrays, field.name))
+        for field in fields(first_arrays)
+    )
+    return type(first_arrays)(*map(np.concatenate, array_pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrace:
+    """The part of a snapshot for one device (or, as device HOST, for pinned host memory)."""
+
+    device: int
+    events: Events
+    segments: Segments
+    blocks: Blocks
+    # Raw stream handles, in order of appearance; the first is 0, the default stream.
+    streams: tuple[int, ...]
+    overflowed: bool | None = None  # whether old events were dropped; None: not recorded
+    warnings: tuple[str, ...] = ()  # defects found while reading
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """The start or end of a named range, such as one of ``record_function``."""
+
+    name: str
+    is_start: bool
+    device: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named point in time: an NVTX mark that ``run --memory`` recorded."""
+
+    name: str
+    device: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One file: devices, and the tables that their columns point into."""
+
+    source: str
+    format: str  # format of the file: "pickle" or "json"
+    size_bytes: int  # size of the uncompressed file
+    devices: tuple[DeviceTrace, ...]
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]  # frame indices, innermost first; stacks[0] is empty
+    texts: tuple[str, ...]  # texts by index; texts[0] is ""
+    pools: tuple[tuple[int, int], ...]  # pools[0] is (0, 0), the default pool
+    annotations: tuple[Annotation, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    has_times: bool = True
+
+    @property
+    def calls(self) -> AllocatorCalls:
+        """The names of the calls of the allocator that wrote this file: PyTorch's or cudakit's."""
+        is_of_cudakit = any(name.startswith("cudakit_") for name in self.settings)
+        return CUDAKIT_CALLS if is_of_cudakit else PYTORCH_CALLS

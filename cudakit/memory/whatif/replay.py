@@ -1,0 +1,283 @@
+"""Replay a recorded program with an allocator and any settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from cudakit.memory.replay.lifetimes import BEFORE_TRACE
+from cudakit.memory.whatif.device import ReplayDevice
+from cudakit.memory.whatif.program import NO_WAIT, Program, Step
+from cudakit.memory.whatif.result import MemoryTotals, Outcome, Shortage
+from cudakit.torch_rules.settings import Settings
+
+# Stream handles for the allocator, which treats those below 3 as default streams.
+_FIRST_STREAM = 16
+_FIRST_WAIT_STREAM = 1 << 40
+
+PoolId: TypeAlias = tuple[int, int]
+
+
+class ReplayAllocator(Protocol):
+    """The calls of cudakit's caching allocator that a replay makes. ``alloc`` raises MemoryError."""
+
+    def alloc(self, size_bytes: int, stream: int, /) -> int: ...
+    def free(self, ptr: int, stream: int | None = None, /) -> None: ...
+    def process_events(self) -> None:
+        """Complete pending frees whose streams have finished, as the next request would."""
+
+    def statistics(self) -> dict[str, int]: ...
+    def reset_peaks(self) -> None: ...
+    def reset_sums(self) -> None: ...
+    def empty_cache(self) -> None: ...
+    def graph_pool_handle(self) -> PoolId: ...
+    def begin_allocate_to_pool(self, pool: PoolId, uses_pool: Callable[[int], bool], /) -> None: ...
+    def end_allocate_to_pool(self, pool: PoolId, /) -> None: ...
+    def release_pool(self, pool: PoolId, /) -> None: ...
+    def empty_pool(self, pool: PoolId, /) -> None: ...
+
+
+# A function that returns an allocator for a device and settings; the flag is ``search_again`` of
+# CachingAllocator.
+NewAllocator: TypeAlias = Callable[[ReplayDevice, Settings, bool], ReplayAllocator]
+
+
+def replay(
+    program: Program,
+    settings: Settings,
+    new_allocator: NewAllocator,
+    *,
+    name: str = "",
+    limit_bytes: int | None,
+    addresses: Iterable[tuple[int, int]] = (),
+    search_again: bool = False,
+) -> tuple[Outcome, MemoryTotals]:
+    """Replay a program to its end, or to the first request that fails although it succeeded in the recording.
+
+    ``addresses`` are the addresses and sizes of recorded segments, for ReplayDevice. Returns the outcome, and
+    the memory in use when the trace starts. Raises Unsupported for settings that the allocator lacks.
+    """
+    device = ReplayDevice(limit_bytes, addresses)
+    running_replay = _Replay(program, device, new_allocator(device, settings, search_again))
+    initial_totals, shortage = running_replay.run()
+    if limit_bytes is not None and settings.memory_fraction < 1:
+        limit_bytes = int(limit_bytes * settings.memory_fraction)
+    return running_replay.outcome(name, settings, limit_bytes, shortage), initial_totals
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """The last request of a replayed program."""
+
+    succeeded: (
+        bool  # whether the last request succeeded, as did all that succeeded in the recording
+    )
+    peak_reserved_bytes: int
+
+
+def replay_request(
+    program: Program,
+    settings: Settings,
+    new_allocator: NewAllocator,
+    *,
+    limit_bytes: int | None,
+    addresses: Iterable[tuple[int, int]] = (),
+    search_again: bool = False,
+    max_searched_blocks: int,
+) -> ReplayedRequest:
+    """Replay a program whose last step is a failed request; arguments and errors as for ``replay``.
+
+    Raises ReplayTooLong if the blocks in use, summed over all searches for memory to release, exceed
+    ``max_searched_blocks``. A search visits the free blocks: at most one between two blocks in use.
+    """
+    device = ReplayDevice(limit_bytes, addresses)
+    running_replay = _Replay(program, device, new_allocator(device, settings, search_again))
+    return running_replay.run_to_last_request(max_searched_blocks)
+
+
+class ReplayTooLong(Exception):
+    """Raised if a replay searches the free blocks too often."""
+
+
+class _OutOfMemory(Exception):
+    """Raised if a request fails although it succeeded in the recording."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        self.shortage = shortage
+
+
+class _Replay:
+    """One replay: the allocator, and the addresses of its allocations."""
+
+    def __init__(self, program: Program, device: ReplayDevice, allocator: ReplayAllocator) -> None:
+        self._program = program
+        self._device = device
+        self._allocator = allocator
+        self._current_pool_index = 0  # pool of the current request
+        self._pool_handles: dict[int, PoolId] = {}
+        self._released_pools: set[int] = set()
+        self._live_ptrs: dict[int, int] = {}
+        # By allocation: the number of events on the wait stream at which its pending free completes.
+        self._wait_positions: dict[int, int] = {}
+        self._oom_count = 0
+        self._previous_refusal_count = 0  # number of refusals of the device up to the previous step
+        self._searched_blocks = 0
+        self._totals_at_peak: MemoryTotals | None = None  # totals at the peak of the recording
+
+    def run(self) -> tuple[MemoryTotals, Shortage | None]:
+        """Run all steps; return the memory in use at the start of the trace, and the shortage, if any."""
+        shortage = None
+        try:
+            initial_totals = self._allocate_initial()
+            self._run_steps()
+        except _OutOfMemory as out_of_memory:
+            shortage = out_of_memory.shortage
+            if shortage.event < 0:
+                initial_totals = self._read_totals("current")
+        self._allocator.process_events()
+        return initial_totals, shortage
+
+    def run_to_last_request(self, max_searched_blocks: int) -> ReplayedRequest:
+        """Run all steps; return whether the last one, a failed request, succeeded."""
+        *steps, (_, _, last_target_index) = self._program.steps
+        try:
+            self._allocate_initial()
+            for event_index, step, target_index in steps:
+                self._run_step(event_index, step, target_index)
+                self._limit_searches(step, max_searched_blocks)
+            previous_oom_count = self._oom_count
+            self._run_failed_alloc(last_target_index)
+            succeeded = self._oom_count == previous_oom_count
+        except _OutOfMemory:
+            succeeded = False
+        return ReplayedRequest(succeeded, self._read_totals("peak").reserved_bytes)
+
+    def _limit_searches(self, step: Step, max_searched_blocks: int) -> None:
+        """Raise ReplayTooLong if the steps so far searched too many blocks for memory to release."""
+        search_count = (
+            self._device.refusal_count - self._previous_refusal_count + (step == Step.EMPTY_CACHE)
+        )
+        self._previous_refusal_count = self._device.refusal_count
+        self._searched_blocks += search_count * len(self._live_ptrs)
+        if self._searched_blocks > max_searched_blocks:
+            raise ReplayTooLong
+
+    def outcome(
+        self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
+    ) -> Outcome:
+        statistics_by_name = self._allocator.statistics()
+        totals_at_peak = self._totals_at_peak or self._read_totals("current")
+        free_bytes = totals_at_peak.reserved_bytes - totals_at_peak.active_bytes
+        return Outcome(
+            name=name,
+            settings=settings.as_text(),
+            limit_bytes=limit_bytes,
+            peak=self._read_totals("peak"),
+            end=self._read_totals("current"),
+            fragmentation_bytes=free_bytes,
+            fragmentation=free_bytes / max(totals_at_peak.reserved_bytes, 1),
+            device_allocations=statistics_by_name["num_device_alloc"],
+            device_frees=statistics_by_name["num_device_free"],
+            retries=statistics_by_name["num_alloc_retries"],
+            ooms=self._oom_count,
+            shortage=shortage,
+        )
+
+    def _allocate_initial(self) -> MemoryTotals:
+        """Allocate the memory from before the trace; then reset counts and peaks."""
+        for allocation_index in self._program.allocations_before:
+            self._run_alloc(BEFORE_TRACE, allocation_index)
+        for allocation_index in self._program.pending_frees_before:
+            self._run_free(allocation_index)
+        self._allocator.reset_peaks()
+        self._allocator.reset_sums()
+        if self._program.peak_event < 0:
+            self._totals_at_peak = self._read_totals("current")
+        return self._read_totals("current")
+
+    def _run_steps(self) -> None:
+        for event_index, step, target_index in self._program.steps:
+            self._run_step(event_index, step, target_index)
+            if event_index == self._program.peak_event:
+                self._totals_at_peak = self._read_totals("current")
+
+    def _run_step(self, event_index: int, step: Step, target_index: int) -> None:
+        match step:
+            case Step.ALLOC:
+                self._run_alloc(event_index, target_index)
+            case Step.FREE:
+                self._run_free(target_index)
+            case Step.COMPLETE_FREE:
+                self._complete_free(target_index)
+            case Step.FAILED_ALLOC:
+                self._run_failed_alloc(target_index)
+            case Step.RELEASE_POOL:
+                self._release_pool(target_index)
+            case Step.EMPTY_POOL if target_index in self._pool_handles:
+                self._allocator.empty_pool(self._pool_handles[target_index])
+            case Step.EMPTY_CACHE:
+                self._allocator.empty_cache()
+
+    def _run_alloc(self, event_index: int, allocation_index: int) -> None:
+        try:
+            self._live_ptrs[allocation_index] = self._alloc_request(allocation_index)
+        except MemoryError:
+            self._oom_count += 1
+            raise _OutOfMemory(
+                Shortage(event_index, self._program.requests[allocation_index][0])
+            ) from None
+
+    def _run_free(self, allocation_index: int) -> None:
+        ptr, wait_stream = (
+            self._live_ptrs.pop(allocation_index),
+            self._program.wait_streams[allocation_index],
+        )
+        if wait_stream == NO_WAIT or not ptr:
+            self._allocator.free(ptr)
+            return
+        self._allocator.free(ptr, _FIRST_WAIT_STREAM + wait_stream)
+        self._wait_positions[allocation_index] = self._device.recorded_count(
+            _FIRST_WAIT_STREAM + wait_stream
+        )
+
+    def _complete_free(self, allocation_index: int) -> None:
+        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[allocation_index]
+        self._device.complete_events(wait_stream, self._wait_positions.pop(allocation_index, 0))
+        self._allocator.process_events()
+
+    def _run_failed_alloc(self, request_index: int) -> None:
+        """Repeat a request that failed in the recording. If it succeeds, free it: its lifetime is unknown."""
+        try:
+            ptr = self._alloc_request(request_index)
+        except MemoryError:
+            self._oom_count += 1
+        else:
+            self._allocator.free(ptr)
+
+    def _release_pool(self, pool_index: int) -> None:
+        if pool_index in self._pool_handles and pool_index not in self._released_pools:
+            self._released_pools.add(pool_index)
+            self._allocator.end_allocate_to_pool(self._pool_handles[pool_index])
+            self._allocator.release_pool(self._pool_handles[pool_index])
+
+    def _alloc_request(self, request_index: int) -> int:
+        size_bytes, stream, pool_index = self._program.requests[request_index]
+        if pool_index and pool_index not in self._pool_handles:
+            self._pool_handles[pool_index] = pool_handle = self._allocator.graph_pool_handle()
+            self._allocator.begin_allocate_to_pool(
+                pool_handle, partial(self._is_current_pool, pool_index)
+            )
+        self._current_pool_index = pool_index
+        return self._allocator.alloc(size_bytes, _FIRST_STREAM + stream)
+
+    def _is_current_pool(self, pool_index: int, stream: int) -> bool:  # noqa: ARG002
+        return self._current_pool_index == pool_index
+
+    def _read_totals(self, current_or_peak: str) -> MemoryTotals:
+        statistics_by_name = self._allocator.statistics()
+        total_names = ("reserved", "allocated", "requested", "active")
+        return MemoryTotals(
+            *(statistics_by_name[f"{name}_bytes.all.{current_or_peak}"] for name in total_names)
+        )

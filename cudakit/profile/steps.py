@@ -1,0 +1,285 @@
+"""Find the steps of a program, such as the iterations of a training loop.
+
+A step is found on the host, by a range, a mark or a repeated sequence of launches. Its time is measured on
+the device: it lasts from the first work of the device's main stream that the step launched to the first such
+work of the next step. Thus a step contains all idle time, also that between two iterations of the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from cudakit.profile.intervals import Ints, Mask, Times
+from cudakit.profile.timeline import Timeline, WorkKind
+from cudakit.trace.kinds import EventKind
+
+StepSource: TypeAlias = Literal["range", "mark", "repetition", "none"]
+
+_STEP_NAME = re.compile(
+    r"(?:^|[\W_])(?:step|iteration|iter|batch|train_step)(?:[\W_]|$)", re.IGNORECASE
+)
+_NOT_A_STEP = re.compile(r"optimizer|zero_grad|scheduler|dataloader", re.IGNORECASE)
+# NVTX mark that the agent records after each step of a PyTorch optimizer.
+_OPTIMIZER_MARK = ("optimizer step", "cudakit")
+# Leading steps that are slower than the median by this factor are warm-up: compilation, autotuning, caches.
+_WARM_UP_FACTOR: Final = 1.5
+# Later steps that are slower than the median by this factor are not measured, if they are few.
+_SLOW_FACTOR: Final = 3
+_MAX_SLOW_SHARE: Final = 0.1
+_MIN_REPETITIONS: Final = 4
+# Largest deviation of a repetition from the median number of launches: some steps also log or copy results.
+_MAX_DEVIATION: Final = 0.1
+# Share of the launches between the first and the last repetition that must be in repetitions of usual length.
+_MIN_USUAL_SHARE: Final = 0.8
+# Share of all launches that the repetitions of usual length must contain.
+_MIN_COVERAGE: Final = 0.5
+# Number of signatures that are tried as the beginning of a step.
+_MAX_CANDIDATES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class HostSteps:
+    """The times at which steps begin on the host, sorted, and the end of the last step."""
+
+    source: StepSource
+    name: str  # name of the range or mark, with # for each number; empty if steps have no name
+    begin_ns: Times
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSteps:
+    """The steps of one device: step ``i`` lasts from ``begin_ns[i]`` to ``begin_ns[i + 1]``."""
+
+    begin_ns: Times  # begin of each step, then the end of the last step
+    number: Ints  # number of each step among the steps on the host
+    warm_up: int = 0  # number of leading steps that are warm-up
+    # Whether each step counts: steps of the warm-up and very slow steps do not count.
+    is_measured: Mask = field(default_factory=lambda: np.empty(0, bool))
+
+    @property
+    def count(self) -> int:
+        """The number of steps."""
+        return len(self.number)
+
+    def contains(self, time_ns: Times) -> Mask:
+        """Return whether each time is in a measured step."""
+        step = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
+        is_inside = (step >= 0) & (step < self.count)
+        result: Mask = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
+        return result
+
+    def contains_on_host(self, host: HostSteps, time_ns: Times) -> Mask:
+        """Return whether the host was in a measured step at each time."""
+        step = np.searchsorted(host.begin_ns, time_ns, side="right") - 1
+        result: Mask = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
+        return result
+
+
+NO_STEPS: Final = HostSteps("none", "", np.empty(0, np.int64), 0)
+
+
+def find_steps(timeline: Timeline, range_name: str | None = None) -> HostSteps:
+    """Return the steps of a process; ``range_name`` selects the NVTX range that is a step."""
+    if steps := _steps_of_ranges(timeline, range_name):
+        return steps
+    if range_name is not None:
+        return NO_STEPS
+    return _steps_of_marks(timeline) or _steps_by_repetition(timeline) or NO_STEPS
+
+
+def steps_of_device(timeline: Timeline, rows: Ints, steps: HostSteps) -> DeviceSteps:
+    """Return the steps of a device; ``rows`` is its work, sorted by start."""
+    work, calls = timeline.work, timeline.calls
+    rows_with_call = rows[work.call[rows] >= 0]
+    if not len(steps.begin_ns) or not len(rows_with_call):
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
+    launch_times = calls.start_ns[work.call[rows_with_call]]
+    step = np.searchsorted(steps.begin_ns, launch_times, side="right") - 1
+    is_inside = (step >= 0) & (launch_times < steps.end_ns)
+    rows_inside, step = rows_with_call[is_inside], step[is_inside]
+    is_main = work.stream[rows_inside] == _main_stream(timeline, rows)
+    if not is_main.any():
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
+    # Work is sorted by start, so the first row of a step is its earliest work.
+    step_numbers, first_indices = np.unique(step[is_main], return_index=True)
+    begins = work.start_ns[rows_inside[is_main][first_indices]]
+    begins = np.maximum.accumulate(begins)
+    end = max(int(work.end_ns[rows_inside].max()), int(begins[-1]))
+    boundaries = np.append(begins, end)
+    is_nonempty = np.diff(boundaries) > 0
+    boundaries = np.append(begins[is_nonempty], end)
+    durations = np.diff(boundaries)
+    warm_up = _warm_up_count(durations)
+    return DeviceSteps(
+        boundaries, step_numbers[is_nonempty], warm_up, _is_measured(durations, warm_up)
+    )
+
+
+def _is_measured(durations: Times, warm_up: int) -> Mask:
+    """Return which steps count: steps after the warm-up, without a few that are much slower than the median.
+
+    In such steps a program saves a checkpoint or evaluates a model, for example.
+    """
+    is_after_warm_up = np.arange(len(durations)) >= warm_up
+    is_slow = is_after_warm_up & (durations > _SLOW_FACTOR * np.median(durations[is_after_warm_up]))
+    if is_slow.sum() > _MAX_SLOW_SHARE * is_after_warm_up.sum():
+        return is_after_warm_up
+    result: Mask = is_after_warm_up & ~is_slow
+    return result
+
+
+def _warm_up_count(durations: Times) -> int:
+    """Return the number of leading steps that are slower than the later steps; at least one remains."""
+    if len(durations) < 3:
+        return 0
+    median = float(np.median(durations[len(durations) // 2 :]))
+    is_usual = np.flatnonzero(durations <= _WARM_UP_FACTOR * median)
+    return int(is_usual[0]) if len(is_usual) else 0
+
+
+def _main_stream(timeline: Timeline, rows: Ints) -> int:
+    """Return the stream with the most kernel time; without kernels, the stream with the most work."""
+    work = timeline.work
+    kernels = rows[work.kind[rows] == WorkKind.KERNEL]
+    selected_rows = kernels if len(kernels) else rows
+    streams, index = np.unique(work.stream[selected_rows], return_inverse=True)
+    duration = work.end_ns[selected_rows] - work.start_ns[selected_rows]
+    return int(streams[np.argmax(np.bincount(index, weights=duration))])
+
+
+# --- ranges and marks ------------------------------------------------------------------------------
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with # for each number: the iterations of a loop often have their number in the name."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | None:
+    """Return the steps of the range that is named, or of the step-like range with the most time."""
+    ranges = timeline.ranges
+    used_names = np.unique(ranges.name)
+    label_by_name = {name: timeline.names[name] for name in used_names.tolist()}
+    names_by_label: dict[str, list[int]] = {}
+    for name, label in label_by_name.items():
+        if range_name is not None:
+            is_step = range_name in (label, without_numbers(label))
+        else:
+            is_step = bool(_STEP_NAME.search(label)) and not _NOT_A_STEP.search(label)
+        if is_step:
+            names_by_label.setdefault(without_numbers(label), []).append(name)
+    best_steps: HostSteps | None = None
+    best_ns = 0
+    for label, names in names_by_label.items():
+        rows = np.flatnonzero(np.isin(ranges.name, names))
+        rows = rows[_is_outermost(ranges.start_ns[rows], ranges.end_ns[rows])]
+        time_ns = int((ranges.end_ns[rows] - ranges.start_ns[rows]).sum())
+        if len(rows) >= (1 if range_name else 2) and time_ns > best_ns:
+            best_ns = time_ns
+            best_steps = HostSteps(
+                "range", label, ranges.start_ns[rows], int(ranges.end_ns[rows].max())
+            )
+    return best_steps
+
+
+def _is_outermost(start_ns: Times, end_ns: Times) -> Mask:
+    """Return which of the intervals, sorted by start, begin after all earlier intervals have ended."""
+    latest_end = np.maximum.accumulate(end_ns)
+    return np.concatenate([[True], start_ns[1:] >= latest_end[:-1]])
+
+
+def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
+    """Return the steps that end with the mark after a step of the optimizer."""
+    activities = timeline.activities
+    marks = activities.records_of(EventKind.MARK)
+    strings = activities.strings
+    text_indices = [
+        strings.index(mark_text) if mark_text in strings else -1 for mark_text in _OPTIMIZER_MARK
+    ]
+    mark_times = np.sort(
+        marks["time_ns"][(marks["name"] == text_indices[0]) & (marks["domain"] == text_indices[1])]
+    )
+    work = timeline.work
+    launches = timeline.calls.start_ns[work.call[work.call >= 0]]
+    if len(mark_times) < 2 or not len(launches):
+        return None
+    # The first step begins with the first launch before its mark; the last mark ends the last step.
+    begins = np.concatenate([[min(int(launches.min()), int(mark_times[0]))], mark_times[:-1]])
+    return HostSteps("mark", _OPTIMIZER_MARK[0], begins, int(mark_times[-1]))
+
+
+# --- repetition ------------------------------------------------------------------------------------
+
+
+def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
+    """Return the steps between the launches of work that recurs regularly.
+
+    Each kind of work (by name and call site) that occurs at least four times is tried. The kind is chosen
+    that occurs most often, with about the same number of launches between its occurrences: the layers of
+    a model recur, too, but between the last layer of a step and the first one of the next step is other
+    work.
+    """
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node == 0))
+    rows = np.concatenate([rows, _first_of_graph_launches(timeline)])
+    rows = rows[np.lexsort((rows, calls.start_ns[work.call[rows]]))]
+    if len(rows) < 2 * _MIN_REPETITIONS:
+        return None
+    name_site_pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
+    _, signature = np.unique(name_site_pairs, return_inverse=True)
+    step_begins = _regular_positions(signature)
+    if step_begins is None:
+        return None
+    times = calls.start_ns[work.call[rows]]
+    # The last repetition ends after the usual number of launches, or with the last call of the program.
+    end = step_begins[-1] + int(np.median(np.diff(step_begins)))
+    end_ns = int(times[end]) if end < len(times) else int(calls.end_ns.max()) + 1
+    return HostSteps("repetition", "", times[step_begins], end_ns)
+
+
+def _first_of_graph_launches(timeline: Timeline) -> Ints:
+    """Return one row of work for each launch of a graph."""
+    work = timeline.work
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
+    _, first_indices = np.unique(work.call[rows], return_index=True)
+    result: Ints = rows[first_indices]
+    return result
+
+
+def _regular_positions(signature: Ints) -> Ints | None:
+    """Return the positions of the chosen signature among the launches; None if none is suitable."""
+    signature_counts = np.bincount(signature)
+    signatures_by_count = np.argsort(-signature_counts, kind="stable")
+    candidates = signatures_by_count[signature_counts[signatures_by_count] >= _MIN_REPETITIONS]
+    signature_order = np.argsort(signature, kind="stable")
+    first_indices = np.concatenate([[0], np.cumsum(signature_counts)])
+    best_positions: Ints | None = None
+    for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
+        candidate_positions = signature_order[
+            first_indices[candidate] : first_indices[candidate + 1]
+        ]
+        if best_positions is not None and len(candidate_positions) < len(best_positions):
+            break
+        is_earlier = best_positions is None or candidate_positions[0] < best_positions[0]
+        if is_earlier and _is_regular(candidate_positions, len(signature)):
+            best_positions = candidate_positions
+    return best_positions
+
+
+def _is_regular(positions: Ints, launches: int) -> bool:
+    """Return whether positions are at regular distances, and cover most launches."""
+    distances = np.diff(positions)
+    median = float(np.median(distances))
+    is_usual = np.abs(distances - median) <= _MAX_DEVIATION * median
+    usual_launch_count = int(distances[is_usual].sum())
+    # A single kernel that is repeated is no step.
+    return (
+        median >= 2
+        and usual_launch_count >= _MIN_USUAL_SHARE * (positions[-1] - positions[0])
+        and (usual_launch_count >= _MIN_COVERAGE * launches)
+    )

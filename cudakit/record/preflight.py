@@ -1,0 +1,230 @@
+"""Check, before the program starts, that recording works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.record.installed import (
+    Library,
+    SearchPaths,
+    find_frame_readers,
+    find_recorder,
+    find_sanitizer_library,
+    is_recorder,
+)
+from cudakit.record.struct_layouts import Layout, check_structures
+
+# The first driver that makes callbacks for events and waits (Sanitizer_CallbackIdEvents).
+_OLDEST_DRIVER = 515
+_DRIVER_VERSION_FILE = "proc/driver/nvidia/version"
+# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
+_DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+((\d+)\.[\d.]+)")
+
+_OLDEST_PYTHON = (3, 11)
+_TRIAL_SCRIPT = Path(__file__).with_name("try_recorder.py")
+_TRIAL_TIMEOUT_S = 30
+
+# Only one tool can subscribe in a process, to the Sanitizer API or to CUPTI. These variables attach other
+# tools.
+_INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
+_PRELOAD_VARIABLES = ("LD_PRELOAD", "NVTX_INJECTION64_PATH")
+_TOOL_NAMES = re.compile(
+    r"sanitizer|nsys|nsight|ncu\b|ToolsInjection|TreeLauncher|cupti", re.IGNORECASE
+)
+_TOOL_VARIABLES = {
+    "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
+    "NV_TPS_LAUNCH_TOKEN": "Nsight Compute or Compute Sanitizer",
+    "NV_SANITIZER_INJECTION_PORT_BASE": "Compute Sanitizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderFiles:
+    """The files that recording uses, after all checks passed."""
+
+    library: Path  # path of libsanitizer-public.so
+    version: tuple[int, ...]  # version of the library; empty if it is unknown
+    recorder: Path  # path of the native recorder
+    frame_modules: Mapping[
+        str, Path
+    ]  # modules that read Python frames, by sys.implementation.cache_tag
+    packages: Sequence[str] = ()  # the program's search path; empty for cudakit's own interpreter
+    patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
+    templates: bool = (
+        False  # whether launches with known accesses are left unrecorded (--accesses auto)
+    )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the paths that are passed to the program in its environment, as JSON values."""
+        return {
+            "library": str(self.library),
+            "recorder": str(self.recorder),
+            "frames": {tag: str(path) for tag, path in self.frame_modules.items()},
+            "patches": {
+                str(architecture): str(path) for architecture, path in self.patches.items()
+            },
+            "templates": self.templates,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason why the program cannot be recorded, and a remedy."""
+
+    message: str
+    hint: str
+
+    def error(self) -> EnvironmentUnusable:
+        """Return the refusal as an exception."""
+        return EnvironmentUnusable(self.message, hint=self.hint)
+
+
+def preflight(python: str | None, *, paths: SearchPaths | None = None) -> RecorderFiles | Refusal:
+    """Check whether programs of an interpreter can be recorded on this machine.
+
+    ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. ``paths``
+    replaces the search paths of this process. CUDA is not loaded into this process: the recorder is tried
+    in another process.
+    """
+    try:
+        return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
+    except EnvironmentUnusable as error:
+        return Refusal(error.message, error.hint)
+
+
+def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
+    refuse_other_tools(paths.environment)
+    _refuse_old_driver(paths.root)
+    packages = [] if python == sys.executable else search_path(python, paths.environment)
+    paths = replace(paths, packages=(*paths.packages, *packages))
+    recorder, library = find_recorder(paths), find_sanitizer_library(paths)
+    check_structures(_try_recorder(python, paths.environment, recorder, library), library)
+    return RecorderFiles(
+        library.path, library.version, recorder, find_frame_readers(paths), packages
+    )
+
+
+def refuse_other_tools(environment: Mapping[str, str]) -> None:
+    """Raise EnvironmentUnusable if the environment attaches another tool to CUDA programs."""
+    tool = environment.get(_INJECTION_VARIABLE)
+    if tool and not is_recorder(tool):
+        raise _other_tool_error(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
+    for name in _PRELOAD_VARIABLES:
+        variable_value = environment.get(name, "")
+        if _TOOL_NAMES.search(variable_value) and not is_recorder(variable_value):
+            raise _other_tool_error(name, f"loads another tool: {variable_value}")
+    for name, tool in _TOOL_VARIABLES.items():
+        if name in environment:
+            raise _other_tool_error(name, f"is set, so {tool} is attached to this program")
+
+
+def _other_tool_error(variable: str, effect: str) -> EnvironmentUnusable:
+    return EnvironmentUnusable(
+        f"{variable} {effect}; only one tool can attach to a process",
+        hint=f"run cudakit without that tool, or unset {variable}",
+    )
+
+
+def driver_version(root: Path) -> tuple[str, int] | None:
+    """Return the version of the driver and its first number.
+
+    Returns None if there is no driver, which a program without CUDA does not need, or its version is hidden.
+    """
+    try:
+        version_text = (root / _DRIVER_VERSION_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    version_match = _DRIVER_VERSION.search(version_text)
+    return (version_match[1], int(version_match[2])) if version_match else None
+
+
+def _refuse_old_driver(root: Path) -> None:
+    version = driver_version(root)
+    if version and version[1] < _OLDEST_DRIVER:
+        raise EnvironmentUnusable(
+            f"driver {version[0]} is too old: it does not report CUDA events",
+            hint=f"install driver {_OLDEST_DRIVER} or newer",
+        )
+
+
+def search_path(python: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the search path of the program's interpreter. Raises EnvironmentUnusable."""
+    result = _run_json([python, str(_TRIAL_SCRIPT)], environment)
+    version = ".".join(map(str, result["version"]))
+    if result["name"] != "cpython" or tuple(result["version"]) < _OLDEST_PYTHON:
+        raise EnvironmentUnusable(
+            f"{python} is {result['name']} {version}; the recorder needs CPython 3.11 or newer",
+            hint="choose another interpreter with --python",
+        )
+    return [str(path) for path in result["packages"]]
+
+
+def _try_recorder(
+    python: str, environment: Mapping[str, str], recorder: Path, library: Library
+) -> Mapping[str, Layout]:
+    """Try the recorder in a separate process, and return the struct layouts that it was compiled with."""
+    result = try_library(python, environment, recorder, library.path)
+    if "error" in result:
+        raise EnvironmentUnusable(
+            f"the recorder does not work with {library}: {result['error']}",
+            hint="pip install --upgrade cudakit nvidia-cuda-sanitizer-api",
+        )
+    layouts: Mapping[str, Layout] = result["offsets"]
+    return layouts
+
+
+def try_library(
+    python: str, environment: Mapping[str, str], recorder: Path, *arguments: Path | str
+) -> dict[str, Any]:
+    """Load NVIDIA's library in a separate process; return the result of ``try_recorder.py``.
+
+    Raises EnvironmentUnusable if the process fails.
+    """
+    script_arguments = map(str, (_TRIAL_SCRIPT, recorder, *arguments))
+    return _run_json([python, "-I", "-S", *script_arguments], environment)
+
+
+def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        completed_process = subprocess.run(  # noqa: S603 runs a script of cudakit with the program's interpreter
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _trial_error(command, str(error)) from error
+    try:
+        result = json.loads(completed_process.stdout.rstrip().rpartition("\n")[2])
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        raise _trial_error(
+            command, _describe_exit(completed_process.returncode, completed_process.stderr)
+        )
+    return result
+
+
+def _describe_exit(status: int, stderr: str) -> str:
+    exit_text = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
+    return ": ".join([exit_text, *stderr.strip().splitlines()[-1:]])
+
+
+def _trial_error(command: Sequence[str], reason: str) -> EnvironmentUnusable:
+    return EnvironmentUnusable(
+        f"the recorder could not be tested with {command[0]}: {reason}",
+        hint=f"run this command to see the error: {shlex.join(command)}",
+    )

@@ -1,0 +1,195 @@
+"""Render a Document as text for a terminal or a pipe, independent of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from io import StringIO
+from typing import Any, TypeVar
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cudakit.report import document as doc
+from cudakit.report.console import theme
+from cudakit.report.console.facts import facts_lines
+from cudakit.report.console.table import table_lines
+from cudakit.report.console.text import ascii_drawing, ascii_symbols, escape, wrap
+from cudakit.report.document import (
+    Chart,
+    Columns,
+    Document,
+    Explorer,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Table,
+    Tree,
+    View,
+)
+from cudakit.report.values import SYMBOLS
+from cudakit.units import Unavailable
+
+_INDENT_WIDTH = 2
+_ARROW = "→ "
+
+_PartT = TypeVar("_PartT")
+# The kinds of parts of a document whose texts a report shows. Names in call stacks are not among them.
+_PARTS_WITH_TEXTS = (
+    *(Document, Section, Note, Facts, Table, doc.Column, Chart, doc.Series, doc.Marker, View),
+    *(doc.Text, Unavailable),
+)
+
+
+def render(
+    document: Document,
+    *,
+    width: int,
+    color: bool,
+    ascii_only: bool = False,
+    height: int | None = None,
+) -> str:
+    """Return a document as lines of at most ``width`` cells, each with a newline at its end.
+
+    The closing nodes follow if the document has more lines than ``height``; None is an endless screen.
+
+    Without ``color`` the text has no escape sequences; with ``color`` only those of the sixteen colors, bold
+    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters, and replaces symbols such as
+    ± in texts. Text of the document is escaped.
+    """
+    if ascii_only:
+        document = _with_ascii_symbols(document)
+    title_lines = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
+    lines = [
+        *title_lines,
+        Text("━" * width, theme.FAINT),
+        *_stack_nodes(document.nodes, width, level=1),
+    ]
+    if height is not None and len(lines) > height:
+        closing_lines = _stack_nodes(document.closing_nodes, width, level=1)
+        lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        line.rstrip()
+    text = _colorize(lines) if color else "".join(f"{line.plain}\n" for line in lines)
+    return ascii_drawing(text, width=width) if ascii_only else text
+
+
+def _with_ascii_symbols(part: _PartT) -> _PartT:
+    """Return a part of a document with ASCII in place of the symbols in its texts; call stacks stay."""
+    ascii_part: Any = part
+    if isinstance(part, str):
+        ascii_part = ascii_symbols(part)
+    elif isinstance(part, tuple):
+        ascii_part = tuple(map(_with_ascii_symbols, part))
+    elif isinstance(part, _PARTS_WITH_TEXTS):
+        ascii_fields = {
+            field.name: _with_ascii_symbols(getattr(part, field.name)) for field in fields(part)
+        }
+        ascii_part = replace(part, **ascii_fields)
+    ascii_result: _PartT = ascii_part
+    return ascii_result
+
+
+def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
+    """Return the lines of nodes, with an empty line between nodes except between adjacent notes."""
+    lines: list[Text] = []
+    previous_node: Node | None = None
+    for node in nodes:
+        node_lines = _draw_node(node, width, level=level)
+        if not node_lines:
+            continue
+        if previous_node is not None and not (
+            isinstance(node, Note) and isinstance(previous_node, Note)
+        ):
+            lines.append(Text())
+        lines += node_lines
+        previous_node = node
+    return lines
+
+
+def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
+    available_width = width - _INDENT_WIDTH
+    match node:
+        case Section():
+            return _section_lines(node, width, level=level)
+        case Note():
+            return _note_lines(node, width)
+        case Facts():
+            return _indented_lines(facts_lines(node, available_width))
+        case Table():
+            return _indented_lines(table_lines(node, available_width))
+        case Chart():
+            return _indented_lines(_chart_lines(node, available_width))
+        case View():
+            return _draw_node(node.fallback, width, level=level)
+        case Columns() | Tree() | Explorer():
+            return []
+
+
+def _chart_lines(chart: Chart, width: int) -> list[Text]:
+    # This import loads numpy, which is slow and only needed for charts.
+    from cudakit.report.console.chart import chart_lines
+
+    return chart_lines(chart, width)
+
+
+def _note_lines(note: Note, width: int) -> list[Text]:
+    """Return the lines of a note, with its symbol in the margin."""
+    symbol = (SYMBOLS[note.level].ljust(_INDENT_WIDTH), theme.LEVELS[note.level])
+    style = theme.HEADER if note.level == "error" else theme.PLAIN
+    first_line, *other_lines = wrap(escape(note.text), width - _INDENT_WIDTH)
+    lines = [Text.assemble(symbol, (first_line, style))]
+    lines += [Text(" " * _INDENT_WIDTH + line, style) for line in other_lines]
+    for remedy in note.remedies:
+        lines += _remedy_lines(escape(remedy), width)
+    return lines
+
+
+def _remedy_lines(remedy: str, width: int) -> list[Text]:
+    first_line, *other_lines = wrap(remedy, width - _INDENT_WIDTH - len(_ARROW))
+    margin = " " * _INDENT_WIDTH
+    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first_line)]
+    return lines + [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
+
+
+def _section_lines(section: Section, width: int, *, level: int) -> list[Text]:
+    """Return a heading and the nodes of a section; nothing for an empty section."""
+    body_lines = _stack_nodes(section.nodes, width, level=level + 1)
+    return [*_heading_lines(section.title, width, level=level), *body_lines] if body_lines else []
+
+
+def _heading_lines(title: str, width: int, *, level: int) -> list[Text]:
+    """Return the lines of a heading; that of an outer section ends with a rule."""
+    if level > 1:
+        return [Text(line, theme.HEADING) for line in wrap(escape(title), width)]
+    *full_lines, last_line = wrap(escape(title), width - 6)
+    rule = "─" * max(width - cell_len(last_line) - 4, 0)
+    lines = [Text(line, theme.HEADING) for line in full_lines]
+    lines.append(Text.assemble((last_line, theme.HEADING), (f" {rule}", theme.FAINT)))
+    margins = ["── "] + ["   "] * len(full_lines)
+    return [
+        Text(margin, theme.FAINT).append_text(line)
+        for margin, line in zip(margins, lines, strict=True)
+    ]
+
+
+def _indented_lines(lines: list[Text]) -> list[Text]:
+    return [Text(" " * _INDENT_WIDTH).append_text(line) for line in lines]
+
+
+def _colorize(lines: Sequence[Text]) -> str:
+    # rich.console is slow to import, and text for a pipe does not need it.
+    from rich.color import ColorSystem
+    from rich.console import Console
+
+    console = Console(file=StringIO(), legacy_windows=False, _environ={})
+    return "".join(
+        segment.style.render(segment.text, color_system=ColorSystem.STANDARD)
+        if segment.style
+        else segment.text
+        for line in lines
+        # Text.render ignores the style of the line itself. After append_text the style is a span.
+        for segment in Text().append_text(line).render(console, end="\n")
+    )

@@ -1,0 +1,383 @@
+"""Render tables with aligned columns that are never wider than the terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cudakit.report.console import theme
+from cudakit.report.console.frames import (
+    format_stack,
+    lacks_innermost_frame,
+    stack_line,
+    two_stack_lines,
+)
+from cudakit.report.console.text import (
+    cut,
+    escape,
+    format_value,
+    pad,
+    style_of,
+    style_value,
+    wrap,
+)
+from cudakit.report.document import Column, Frame, Ratio, Stack, Table, Value
+
+# Tables of this width and above show the callers of a call site. A terminal of 120 columns has this width
+# without its margins.
+_CALLERS_MIN_WIDTH = 116
+_COLUMN_GAP = 2
+
+_ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]
+# The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
+# their number, then stacks are cut after the call site, and finally text wraps.
+_SHRINK_ORDER: tuple[tuple[_ColumnKind, Literal["width_without_callers", "min_width"]], ...] = (
+    ("number", "min_width"),
+    ("stack", "width_without_callers"),
+    ("bar", "min_width"),
+    ("stack", "min_width"),
+    ("text", "min_width"),
+)
+# The order in which columns are hidden if their minimum widths do not fit: optional columns first, then by
+# kind, and of each kind the rightmost first.
+_HIDE_ORDER: tuple[_ColumnKind, ...] = ("bar", "number", "text", "stack")
+
+# Widths of bars, numbers, stacks and texts, in cells of the terminal.
+_BAR_WIDTH = 10
+_FIGURE_WIDTH = 6  # the width of "100.0%"
+_MIN_BAR_WIDTH = 1
+_MIN_STACK_WIDTH = 24
+_MIN_TEXT_WIDTH = 12
+_MAX_WORD_WIDTH = 20
+_MAX_CELL_LINES = 4
+_SENTENCE_END = re.compile(r"(?<=\.) ")
+_BAR_GLYPHS = " ▏▎▍▌▋▊▉█"
+
+
+def table_lines(table: Table, width: int) -> list[Text]:
+    """Return the lines of a table; columns that do not fit are named below it."""
+    width_by_column = _width_by_column(table, width)
+    rule = Text(
+        "─" * (sum(width_by_column.values()) + _COLUMN_GAP * (len(width_by_column) - 1)),
+        theme.FAINT,
+    )
+    lines = [*_table_header_lines(table.columns, width_by_column), rule]
+    repeated_lines = _repeated_stack_lines(table, width_by_column, width)
+    for row_number, row in enumerate(table.rows):
+        row_lines = _row_lines(table.columns, row, width_by_column, width, repeated_lines)
+        lines += _make_faint(row_lines) if row_number in table.faint_rows else row_lines
+    if not table.rows:
+        lines.append(Text("(none)", theme.FAINT))
+    if table.total_row is not None:
+        lines += [rule, *_total_lines(table.columns, table.total_row, width_by_column, width)]
+    return lines + _lines_below(table, width_by_column, width)
+
+
+def _width_by_column(table: Table, width: int) -> dict[int, int]:
+    all_rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
+    column_widths = [
+        _measure_column(
+            column, [row[index] for row in all_rows], with_callers=width >= _CALLERS_MIN_WIDTH
+        )
+        for index, column in enumerate(table.columns)
+    ]
+    return _fit_widths(column_widths, width)
+
+
+def _table_header_lines(
+    columns: Sequence[Column], width_by_column: Mapping[int, int]
+) -> list[Text]:
+    lines_by_column = {
+        index: _header_lines(columns[index], width) for index, width in width_by_column.items()
+    }
+    height = max(map(len, lines_by_column.values()), default=0)
+    bottom_aligned_cells = {
+        index: [Text()] * (height - len(lines)) + lines for index, lines in lines_by_column.items()
+    }
+    return _join_cells(columns, bottom_aligned_cells, width_by_column)
+
+
+def _row_lines(
+    columns: Sequence[Column],
+    row: Sequence[Value],
+    width_by_column: Mapping[int, int],
+    width: int,
+    repeated_lines: frozenset[str] = frozenset(),
+) -> list[Text]:
+    with_callers = width >= _CALLERS_MIN_WIDTH
+    lines_by_column = {
+        index: _cell_lines(
+            columns[index], row[index], cell_width, repeated_lines, with_callers=with_callers
+        )
+        for index, cell_width in width_by_column.items()
+    }
+    return _join_cells(columns, lines_by_column, width_by_column)
+
+
+def _repeated_stack_lines(
+    table: Table, width_by_column: Mapping[int, int], width: int
+) -> frozenset[str]:
+    """Return the lines that several call stacks of one column share; these stacks get two lines each."""
+    repeated_lines: set[str] = set()
+    for index, cell_width in width_by_column.items():
+        lines = Counter(
+            _stack_cell_line(row[index], cell_width, with_callers=width >= _CALLERS_MIN_WIDTH).plain
+            for row in table.rows
+            if isinstance(row[index], Stack | Frame)
+        )
+        repeated_lines.update(
+            line for line, repetition_count in lines.items() if repetition_count > 1
+        )
+    return frozenset(repeated_lines)
+
+
+def _make_faint(lines: list[Text]) -> list[Text]:
+    for line in lines:
+        line.stylize(theme.FAINT)
+    return lines
+
+
+def _total_lines(
+    columns: Sequence[Column], row: Sequence[Value], width_by_column: Mapping[int, int], width: int
+) -> list[Text]:
+    # A total is 100%, so its bar would always be full.
+    total_cells = [
+        replace(column, kind="number") if column.kind == "bar" else column for column in columns
+    ]
+    lines = _row_lines(total_cells, row, width_by_column, width)
+    for line in lines:
+        line.stylize_before(theme.TOTAL)
+    return lines
+
+
+def _is_right_aligned(column: Column, width: int) -> bool:
+    """Return whether a column is of numbers; a column that is too narrow for its bars has only numbers."""
+    has_bars = column.kind == "bar" and width - _FIGURE_WIDTH - 1 >= _MIN_BAR_WIDTH
+    return column.kind == "number" or (column.kind == "bar" and not has_bars)
+
+
+def _join_cells(
+    columns: Sequence[Column],
+    lines_by_column: Mapping[int, list[Text]],
+    width_by_column: Mapping[int, int],
+) -> list[Text]:
+    """Join the cells of a row into lines of text."""
+    lines = []
+    for line_number in range(max(map(len, lines_by_column.values()), default=0)):
+        line_parts = [
+            pad(
+                lines_by_column[index][line_number].copy()
+                if line_number < len(lines_by_column[index])
+                else Text(),
+                width,
+                is_right_aligned=_is_right_aligned(columns[index], width),
+            )
+            for index, width in width_by_column.items()
+        ]
+        lines.append(Text(" " * _COLUMN_GAP).join(line_parts))
+    return lines
+
+
+def _lines_below(table: Table, width_by_column: Mapping[int, int], width: int) -> list[Text]:
+    hidden_names = [
+        escape(column.name)
+        for index, column in enumerate(table.columns)
+        if index not in width_by_column
+    ]
+    sentences = (
+        [f"Columns hidden at this width: {', '.join(hidden_names)}."] if hidden_names else []
+    )
+    caption = _visible_caption(escape(table.caption), hidden_names)
+    sentences += [caption] if caption else []
+    return [Text(line, theme.FAINT) for text in sentences for line in wrap(text, width)]
+
+
+def _visible_caption(caption: str, hidden_names: Sequence[str]) -> str:
+    """Return the caption without the sentences that explain a hidden column."""
+    beginnings = tuple(f"{name.lower()}:" for name in hidden_names)
+    sentences = _SENTENCE_END.split(caption)
+    return " ".join(
+        sentence for sentence in sentences if not sentence.lower().startswith(beginnings)
+    )
+
+
+# --- widths of columns
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnWidths:
+    """The widths of a column in cells."""
+
+    kind: _ColumnKind
+    is_optional: bool  # whether the column is hidden before other columns
+    natural_width: int  # width in which every cell fits on one line
+    # width in which every cell fits on one line if stacks omit their callers
+    width_without_callers: int
+    min_width: int  # minimum width: a column that would be narrower is hidden
+
+
+def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
+    """Return the width of each column that fits, by index; a column left out has no entry."""
+    visible_indices = _visible_columns(column_widths, width)
+    available_width = width - _COLUMN_GAP * (len(visible_indices) - 1)
+    width_by_column = {
+        index: min(column_widths[index].natural_width, available_width) for index in visible_indices
+    }
+    for kind, min_width in _SHRINK_ORDER:
+        indices_of_kind = [index for index in visible_indices if column_widths[index].kind == kind]
+        _shrink(
+            width_by_column,
+            {index: getattr(column_widths[index], min_width) for index in indices_of_kind},
+            available_width,
+        )
+    return width_by_column
+
+
+def _hide_rank(column: _ColumnWidths, index: int) -> tuple[int, int]:
+    """Return the sort key of a column in the order of hiding."""
+    return (-1 if column.is_optional else _HIDE_ORDER.index(column.kind), -index)
+
+
+def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list[int]:
+    visible_indices = list(range(len(column_widths)))
+    hide_order = sorted(visible_indices, key=lambda index: _hide_rank(column_widths[index], index))
+    for index in hide_order[:-1]:
+        if (
+            sum(
+                column_widths[visible_index].min_width + _COLUMN_GAP
+                for visible_index in visible_indices
+            )
+            - _COLUMN_GAP
+            <= width
+        ):
+            break
+        visible_indices.remove(index)
+    return visible_indices
+
+
+def _shrink(
+    width_by_column: dict[int, int], min_widths: dict[int, int], available_width: int
+) -> None:
+    """Shrink the widest of the columns in ``min_widths`` until all columns fit or none can shrink."""
+    while sum(width_by_column.values()) > available_width:
+        shrinkable_indices = [
+            index for index, min_width in min_widths.items() if width_by_column[index] > min_width
+        ]
+        if not shrinkable_indices:
+            return
+        width_by_column[max(shrinkable_indices, key=width_by_column.__getitem__)] -= 1
+
+
+# --- cells
+
+
+def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _ColumnWidths:
+    """Return the widths that a column needs."""
+    header = escape(column.name)
+    longest_word = _longest_word([header])
+    content_width = max(
+        (_natural_width(column, cell, with_callers=with_callers) for cell in cells), default=0
+    )
+    natural_width = max(content_width, cell_len(header), 1)
+    width_without_callers = max(
+        (_natural_width(column, cell, with_callers=False) for cell in cells), default=0
+    )
+    min_width = {
+        "number": max(content_width, longest_word, 1),
+        "bar": max(_FIGURE_WIDTH, longest_word),
+        "text": max(_MIN_TEXT_WIDTH, min(_longest_word(map(format_value, cells)), _MAX_WORD_WIDTH)),
+        "stack": _MIN_STACK_WIDTH,
+    }
+    return _ColumnWidths(
+        column.kind,
+        column.is_optional,
+        natural_width,
+        width_without_callers=max(
+            width_without_callers, min(natural_width, min_width[column.kind])
+        ),
+        min_width=min(natural_width, min_width[column.kind]),
+    )
+
+
+def _cell_lines(
+    column: Column, cell: Value, width: int, repeated_lines: frozenset[str], *, with_callers: bool
+) -> list[Text]:
+    """Return the lines of a cell; text and stacks can have several lines.
+
+    A stack has two lines if its single line is cut, is in ``repeated_lines`` or lacks the innermost frame.
+    """
+    match column.kind, cell:
+        case "bar", Ratio(ratio) if math.isfinite(ratio):
+            return [_bar_text(ratio, width)]
+        case "stack", Stack() | Frame():
+            line = _stack_cell_line(cell, width, with_callers=with_callers)
+            is_cut = line.plain.endswith("…")
+            stack = _as_stack(cell)
+            if is_cut or line.plain in repeated_lines or lacks_innermost_frame(line.plain, stack):
+                return two_stack_lines(stack, width=width)
+            return [line]
+        case "text" | "stack", _:
+            lines = wrap(format_value(cell), width, max_lines=_MAX_CELL_LINES)
+            return [Text(line, style_of(cell)) for line in lines]
+        case _:
+            line = style_value(cell)
+            line.truncate(width, overflow="ellipsis")
+            return [line]
+
+
+def _header_lines(column: Column, width: int) -> list[Text]:
+    """Return the lines of the name of a column."""
+    name = escape(column.name)
+    return [
+        Text(cut(line, width), theme.HEADER)
+        for line in wrap(name, width, max_lines=_MAX_CELL_LINES)
+    ]
+
+
+def _bar_glyphs(ratio: float, width: int) -> str:
+    """Return a bar of at most ``width`` cells, with a resolution of 1/8 cell; never empty above 0."""
+    eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
+    if ratio > 0:
+        eighths = max(eighths, 1)
+    full_cells, remaining_eighths = divmod(eighths, 8)
+    return "█" * full_cells + _BAR_GLYPHS[remaining_eighths].strip()
+
+
+def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
+    match column.kind, cell:
+        case "bar", Ratio():
+            return _BAR_WIDTH + 1 + _FIGURE_WIDTH
+        case "stack", Stack():
+            return cell_len(format_stack(cell, with_callers=with_callers))
+        case _:
+            return cell_len(format_value(cell))
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
+
+
+def _bar_text(ratio: float, width: int) -> Text:
+    figure_text = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
+    bar_width = width - len(figure_text) - 1
+    if bar_width < _MIN_BAR_WIDTH:
+        return Text(cut(figure_text.strip(), width).rjust(width))
+    return Text.assemble(
+        (_bar_glyphs(ratio, bar_width).ljust(bar_width), theme.BAR), f" {figure_text}"
+    )
+
+
+def _stack_cell_line(cell: Value, width: int, *, with_callers: bool) -> Text:
+    stack = _as_stack(cell) if isinstance(cell, Stack | Frame) else Stack(())
+    return stack_line(stack, width=width, with_callers=with_callers)
+
+
+def _as_stack(cell: Stack | Frame) -> Stack:
+    return cell if isinstance(cell, Stack) else Stack((cell,))

@@ -1,0 +1,191 @@
+"""Select the pairs of unordered accesses to report: each pair once, and only if no reported fix orders it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from cudakit.sanitize.access_state import ReportedPairs
+from cudakit.sanitize.clocks import (
+    ASSUMED,
+    EXACT,
+    MERGED,
+    SUMMARY,
+    UNCERTAIN,
+    Clock,
+    MemoryAccess,
+)
+from cudakit.sanitize.graph_accesses import NodeOrder
+from cudakit.sanitize.races import Confidence
+
+_CONFIDENCE_RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two unordered accesses, and the bytes that both of them access."""
+
+    previous_access: MemoryAccess
+    current_access: MemoryAccess
+    lo: int
+    hi: int
+    confidence: Confidence
+    is_approximate: bool
+
+
+class ConflictChecker:
+    """Collects the conflicts of one access at a time, and calls ``on_conflict`` for those that are reported.
+
+    During the check of a graph launch, ``node_order`` is the order of the graph's nodes.
+    """
+
+    def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
+        self._on_conflict = on_conflict
+        self.node_order = NodeOrder((), {})
+        # Conflicts of the current access, by slot and graph node of the earlier access.
+        self.pending_conflicts: dict[tuple[int, int], Conflict] = {}
+
+    def check(
+        self,
+        reported_pairs: ReportedPairs,
+        previous_accesses: Iterable[MemoryAccess],
+        current_access: MemoryAccess,
+        clock: Clock,
+        common_range: tuple[int, int],
+        certainly_overlap: bool,
+        is_merged_state: bool,
+    ) -> ReportedPairs:
+        """Check an access against the earlier accesses of a state that do not happen before it.
+
+        Returns the reported pairs of the state: ``reported_pairs`` and the new pairs. Unless
+        ``certainly_overlap``, a race is only possible, because the stored ranges are not exact.
+        With ``is_merged_state``, the state was merged from several states, so each earlier access is to
+        some of the bytes of the state.
+        """
+        for access in previous_accesses:
+            if not (
+                self._are_ordered_nodes(access, current_access)
+                or self._is_already_reported(reported_pairs, access, current_access, clock)
+            ):
+                reported_pairs = (*reported_pairs, (access, current_access))
+                confidence = (
+                    _confidence(access, current_access)
+                    if certainly_overlap
+                    else Confidence.POSSIBLE
+                )
+                self._add_conflict(
+                    Conflict(access, current_access, *common_range, confidence, is_merged_state)
+                )
+        return reported_pairs
+
+    def report(self) -> None:
+        """Report the conflicts of the current access."""
+        for conflict in self.pending_conflicts.values():
+            if not self._is_implied(conflict):
+                self._on_conflict(conflict)
+        self.pending_conflicts.clear()
+
+    def _add_conflict(self, new_conflict: Conflict) -> None:
+        """Store one conflict per stream, with the stream's last operation.
+
+        A wait for the last operation also covers the earlier operations of the stream. A graph launch counts
+        as one operation, except for conflicts between its own nodes.
+        """
+        previous_access = new_conflict.previous_access
+        stream_and_node = (
+            previous_access.slot,
+            previous_access.call.node if _is_one_launch(new_conflict) else 0,
+        )
+        old_conflict = self.pending_conflicts.get(stream_and_node)
+        if (
+            old_conflict is not None
+            and old_conflict.previous_access is previous_access
+            and old_conflict.confidence is new_conflict.confidence
+        ):
+            new_conflict = replace(
+                new_conflict,
+                lo=min(old_conflict.lo, new_conflict.lo),
+                hi=max(old_conflict.hi, new_conflict.hi),
+            )
+        if old_conflict is None or _conflict_rank(old_conflict) <= _conflict_rank(new_conflict):
+            self.pending_conflicts[stream_and_node] = new_conflict
+
+    def _is_implied(self, conflict: Conflict) -> bool:
+        """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
+        slot, node = conflict.previous_access.slot, conflict.previous_access.call.node
+        return _is_one_launch(conflict) and any(
+            pending_slot == slot
+            and later_node != node
+            and self.node_order.precedes(node, later_node)
+            for pending_slot, later_node in self.pending_conflicts
+        )
+
+    def _is_already_reported(
+        self,
+        reported_pairs: ReportedPairs,
+        access: MemoryAccess,
+        current_access: MemoryAccess,
+        clock: Clock,
+    ) -> bool:
+        """Return whether a race of ``access`` was reported whose later access happens before this one."""
+        return any(
+            earlier_access is access
+            and (
+                later_access.tick <= clock[later_access.slot]
+                or self._are_ordered_nodes(later_access, current_access)
+            )
+            for earlier_access, later_access in reported_pairs
+        )
+
+    def _are_ordered_nodes(self, first_access: MemoryAccess, second_access: MemoryAccess) -> bool:
+        """Return whether two accesses are by nodes of one graph launch that the graph's edges order."""
+        if (first_access.slot, first_access.tick) != (second_access.slot, second_access.tick):
+            return False
+        first_node, second_node = first_access.call.node, second_access.call.node
+        return (
+            first_node == second_node
+            or self.node_order.precedes(first_node, second_node)
+            or self.node_order.precedes(second_node, first_node)
+        )
+
+
+def _confidence(first_access: MemoryAccess, second_access: MemoryAccess) -> Confidence:
+    """Return the confidence that two accesses, whose ranges overlap, share bytes.
+
+    A merged range has bytes that were not accessed. So a race with it is only possible, unless the other
+    access covers the whole merged range.
+    """
+    precisions = {first_access.precision, second_access.precision}
+    uncovered_precisions = _uncovered_precision(first_access, second_access) | _uncovered_precision(
+        second_access, first_access
+    )
+    if precisions == {ASSUMED} or UNCERTAIN in precisions or MERGED in uncovered_precisions:
+        return Confidence.POSSIBLE
+    return (
+        Confidence.LIKELY
+        if ASSUMED in precisions or SUMMARY in uncovered_precisions
+        else Confidence.CERTAIN
+    )
+
+
+def _uncovered_precision(access: MemoryAccess, other_access: MemoryAccess) -> set[int]:
+    """Return the precision of ``access``, or an empty set if an exact ``other_access`` covers its range."""
+    is_covered = (
+        other_access.precision == EXACT
+        and other_access.lo <= access.lo
+        and access.hi <= other_access.hi
+    )
+    return set() if is_covered else {access.precision}
+
+
+def _is_one_launch(conflict: Conflict) -> bool:
+    previous_access, current_access = conflict.previous_access, conflict.current_access
+    return (previous_access.slot, previous_access.tick) == (
+        current_access.slot,
+        current_access.tick,
+    )
+
+
+def _conflict_rank(conflict: Conflict) -> tuple[int, int, int]:
+    call = conflict.previous_access.call
+    return _CONFIDENCE_RANK[conflict.confidence], call.seq, call.node

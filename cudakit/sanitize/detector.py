@@ -1,0 +1,254 @@
+"""Detect races in the traces of several processes, with one engine per trace and one report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+import numpy as np
+
+from cudakit.errors import InputError
+from cudakit.sanitize.collectives.different_calls import RankComparison
+from cudakit.sanitize.engine import Engine
+from cudakit.sanitize.owners import StreamUse
+from cudakit.sanitize.races import Confidence, Coverage, Race
+from cudakit.sanitize.reorder_buffer import GIVEN_UP, NEVER_READ, ReorderBuffer
+from cudakit.sanitize.report import Report
+from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.templates import (
+    OUTDATED_TEMPLATE,
+    UNKNOWN_TEMPLATE,
+    TemplateAccesses,
+)
+from cudakit.trace.kinds import EventKind, StreamFlag
+from cudakit.trace.layout import Records, take_records, view
+from cudakit.trace.run_log import LogReader, Outcome, TruncatedLogError
+from cudakit.trace.spool import Batch
+
+# Kinds of events that only a log of run --profile has.
+_PROFILE_KINDS = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
+# The recorder writes this gap: record/recorder/model/stream_order.c. All work is analyzed nevertheless.
+_TOO_MANY_STREAMS = "work on more than 128 streams at the same time"
+
+
+class RaceDetector:
+    """Passes the records of each trace to its engine, and the races to a report."""
+
+    def __init__(self, *, strict_threads: bool = False, report_possible: bool = False) -> None:
+        self._new_engine = partial(
+            Engine, strict_threads=strict_threads, report_possible=report_possible
+        )
+        self._strict_threads = strict_threads
+        self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
+        self._ranks = RankComparison()
+
+    def feed(self, batch: Batch, report: Report) -> list[Race]:
+        """Analyze a batch; return its races that are findings, including suppressed races."""
+        self._ranks.feed(batch)
+        analysis = self._analysis_of(batch)
+        analysis.flag_by_stream.update(_created_streams(batch.records))
+        return analysis.analyze(analysis.reorder_buffer.feed(batch.records), report)
+
+    def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
+        """Analyze the records that the reorder buffers hold, without waiting for accesses of their launches.
+
+        Returns the races that are findings, by process and number of the trace.
+        """
+        self._ranks.finish()
+        return {
+            trace: analysis.analyze(analysis.reorder_buffer.flush(), report)
+            for trace, analysis in self._traces.items()
+            if analysis.reorder_buffer.held_count
+        }
+
+    def result(
+        self,
+        report: Report,
+        *,
+        exit_status: int | None = None,
+        stopped: bool = False,
+        notes: Sequence[str] = (),
+        incomplete: Sequence[str] = (),
+        no_gpu_work: str | None = None,
+    ) -> SanitizeResult:
+        """Return the result of a report, with the coverage of all batches so far."""
+        return report.result(
+            exit_status=exit_status,
+            coverage=self._coverage(),
+            gaps=[gaps for analysis in self._traces.values() for gaps in analysis.gaps()],
+            simulated=any(analysis.last_batch.simulated for analysis in self._traces.values()),
+            stopped=stopped,
+            notes=(*notes, *self._recording_costs()),
+            incomplete=(*incomplete, *self._unrecorded_launches()),
+            no_gpu_work=no_gpu_work,
+            different_calls=tuple(self._ranks.differences()),
+            ranks=self._ranks.rank_by_process(),
+        )
+
+    def _unrecorded_launches(self) -> Iterator[str]:
+        """Yield a sentence for each reason why races with launches that were not recorded may be missing."""
+        unrecorded_count = sum(
+            analysis.engine.coverage.launches_from_template for analysis in self._traces.values()
+        )
+        if self._strict_threads and unrecorded_count:
+            yield (
+                f"{unrecorded_count:,} kernel launches were not recorded, because all host threads counted"
+                " as one; record the program with: cudakit run --sanitize --host-threads strict"
+            )
+        outdated_count = sum(
+            analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()
+        )
+        if outdated_count:
+            yield (
+                "kernels next to unordered work accessed other bytes than their earlier launches, which were"
+                f" not all recorded ({outdated_count:,} times); rerun with --accesses exact"
+            )
+
+    def _recording_costs(self) -> Iterator[str]:
+        """Yield a sentence for each limit of the recorder that made recording slower."""
+        if any(_TOO_MANY_STREAMS in trace.engine.gap_counts for trace in self._traces.values()):
+            yield (
+                "more than 128 streams had unfinished work at the same time; all launches on the other"
+                " streams were recorded, which takes time, but misses no race"
+            )
+
+    @property
+    def has_initialized_cuda(self) -> bool:
+        """Whether a process used CUDA on a real device."""
+        return any(not analysis.last_batch.simulated for analysis in self._traces.values())
+
+    @property
+    def has_recorded_gpu_work(self) -> bool:
+        """Whether work of a real device was recorded."""
+        return any(
+            analysis.engine.coverage.has_work
+            for analysis in self._traces.values()
+            if not analysis.last_batch.simulated
+        )
+
+    @property
+    def has_recorded_work(self) -> bool:
+        """Whether work of a real or a simulated device was recorded."""
+        return any(analysis.engine.coverage.has_work for analysis in self._traces.values())
+
+    def _coverage(self) -> dict[int, Coverage]:
+        total_coverage: defaultdict[int, Coverage] = defaultdict(Coverage)
+        for (process, _), analysis in self._traces.items():
+            total_coverage[process] += analysis.engine.coverage
+        return total_coverage
+
+    def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
+        trace_key = batch.process, batch.trace_number
+        if trace_key not in self._traces:
+            self._traces[trace_key] = _TraceAnalysis(self._new_engine(), batch)
+        analysis = self._traces[trace_key]
+        analysis.last_batch = batch
+        return analysis
+
+
+@dataclass(slots=True)
+class _TraceAnalysis:
+    """The analysis of one trace."""
+
+    engine: Engine
+    last_batch: Batch  # the last batch, whose string and stack tables are the most complete
+    reorder_buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
+    templates: TemplateAccesses = field(default_factory=TemplateAccesses)
+    flag_by_stream: dict[int, StreamFlag] = field(default_factory=dict)
+    stream_use: StreamUse = field(default_factory=StreamUse)
+
+    def analyze(self, records: Records, report: Report) -> list[Race]:
+        """Add the races in reordered records to a report; return the races that are findings."""
+        is_destruction = records["kind"] == EventKind.GRAPH_DESTROY
+        destroyed_graphs = view(records[is_destruction], EventKind.GRAPH_DESTROY)
+        if len(destroyed_graphs):
+            records = take_records(records, ~is_destruction)
+        self.stream_use.feed(records, self.last_batch.stacks)
+        records = self.templates.insert(records, self.engine.coverage)
+        races = self.engine.feed(
+            records,
+            self.last_batch.strings,
+            self.templates.possible_accesses,
+            self.templates.graph_rows,
+        )
+        report.add(
+            self.last_batch.process,
+            races,
+            stacks=self.last_batch.stacks,
+            flag_by_stream=self.flag_by_stream,
+            trace_number=self.last_batch.trace_number,
+            stream_use=self.stream_use,
+        )
+        report.add_unverified(
+            self.last_batch.process,
+            self.engine.take_unverified(),
+            stacks=self.last_batch.stacks,
+            flag_by_stream=self.flag_by_stream,
+            trace_number=self.last_batch.trace_number,
+            stream_use=self.stream_use,
+        )
+        self.engine.forget_graphs(destroyed_graphs)
+        self.templates.forget_graphs(destroyed_graphs)
+        return [race for race in races if race.confidence.is_finding]
+
+    def gaps(self) -> Iterator[Mapping[str, int]]:
+        """Yield the events that were not analyzed, with their counts."""
+        gap_counts = self.engine.gap_counts
+        yield {reason: gap_counts[reason] for reason in gap_counts if reason != _TOO_MANY_STREAMS}
+        if self.reorder_buffer.never_read_count:
+            yield {NEVER_READ: self.reorder_buffer.never_read_count}
+        if self.reorder_buffer.given_up_count:
+            yield {GIVEN_UP: self.reorder_buffer.given_up_count}
+        if self.templates.unknown_count:
+            yield {UNKNOWN_TEMPLATE: self.templates.unknown_count}
+
+
+def analyze_log(
+    log: LogReader,
+    report: Report,
+    *,
+    min_confidence: Confidence = Confidence.LIKELY,
+    strict_threads: bool = False,
+    progress: Callable[[str, float], None] = lambda _stage, _fraction: None,
+) -> SanitizeResult:
+    """Find the races in a log, with the result of the recorded run.
+
+    The result of a truncated log is incomplete. Raises InputError if the log is damaged, is truncated before
+    its first events, or is a log of run --profile.
+    """
+    report_possible = min_confidence is Confidence.POSSIBLE
+    detector = RaceDetector(strict_threads=strict_threads, report_possible=report_possible)
+    has_profile = False
+    truncation: tuple[str, ...] = ()
+    try:
+        for batch in log.batches():
+            detector.feed(batch, report)
+            has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
+            progress("analyzing the log", log.fraction)
+    except TruncatedLogError as error:
+        if not error.sentence:
+            raise
+        truncation = (error.sentence,)
+    detector.finish(report)
+    if has_profile and not detector.has_recorded_work:
+        raise InputError(
+            f"{log.path} was written by run --profile, so it has no accesses to check for races",
+            hint=f"show its profile with: cudakit profile {log.path}",
+        )
+    outcome = Outcome(incomplete=truncation) if truncation else log.outcome
+    return detector.result(report, **asdict(outcome))
+
+
+def _created_streams(records: Records) -> dict[int, StreamFlag]:
+    """Return the streams whose creation is recorded, with their flags."""
+    creation_records = view(
+        records[np.asarray(records["kind"]) == EventKind.STREAM_CREATE], EventKind.STREAM_CREATE
+    )
+    return {
+        stream: StreamFlag(flag)
+        for stream, flag in zip(
+            creation_records["stream"].tolist(), creation_records["flag"].tolist(), strict=True
+        )
+    }

@@ -1,0 +1,430 @@
+"""The race detection engine: finds the races in a trace, batch by batch.
+
+The engine uses no device, no time and no file. Happens-before is fixed when work is enqueued, so a trace can
+be analyzed at any later time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cudakit.sanitize.clocks import ASSUMED, WRITE, Call, Clock, MemoryAccess
+from cudakit.sanitize.collectives.peers import PEER_KERNELS, are_peer_kernels
+from cudakit.sanitize.collectives.tracker import CollectiveTracker
+from cudakit.sanitize.conflicts import Conflict, ConflictChecker
+from cudakit.sanitize.graphs import GraphTracker
+from cudakit.sanitize.operations import AllocationEvents, Allocations, StreamWork
+from cudakit.sanitize.ordering import StreamOrder, SyncTracker
+from cudakit.sanitize.races import (
+    Allocation,
+    Confidence,
+    Coverage,
+    LaunchPrecision,
+    NamedRange,
+    Operation,
+    Race,
+    RaceKind,
+)
+from cudakit.sanitize.record_batch import AccessRows, RecordBatch, sorted_by_call
+from cudakit.sanitize.shadow_memory import MAX_RANGE_STATES, ClockPosition, new_shadow
+from cudakit.sanitize.unrecorded import (
+    CheckedShadow,
+    PossibleAccesses,
+    UnrecordedLaunches,
+)
+from cudakit.trace.kinds import AccessMode, EventKind, Precision
+from cudakit.trace.layout import Records
+from cudakit.trace.ranges import RangeTracker
+
+
+class RaceDescriber:
+    """Converts conflicts to races: adds the kind, the allocation and the last synchronization."""
+
+    def __init__(
+        self, stream_order: StreamOrder, driver_allocations: Allocations, pool_blocks: Allocations
+    ) -> None:
+        self._stream_order = stream_order
+        self._driver_allocations = driver_allocations
+        self._pool_blocks = pool_blocks
+
+    def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
+        """Return the race of a conflict. Call it before later work is enqueued."""
+        previous_access, current_access = conflict.previous_access, conflict.current_access
+        pool_block = self._pool_blocks.find(conflict.lo)
+        return Race(
+            kind=_race_kind(previous_access, current_access, pool_block),
+            confidence=conflict.confidence,
+            lo=conflict.lo,
+            hi=conflict.hi,
+            current=_operation(current_access, strings),
+            previous=_operation(previous_access, strings),
+            allocation=pool_block or self._driver_allocations.find(conflict.lo),
+            last_sync=self._stream_order.last_sync(
+                current_access.call.stream, previous_access.call.stream, previous_access.slot
+            ),
+            is_approximate=conflict.is_approximate,
+        )
+
+
+def _race_kind(
+    previous_access: MemoryAccess, current_access: MemoryAccess, pool_block: Allocation | None
+) -> RaceKind:
+    if EventKind.FREE in (previous_access.call.kind, current_access.call.kind):
+        return RaceKind.USE_AFTER_FREE
+    if previous_access.call.kind == EventKind.ALLOC:
+        return RaceKind.USE_BEFORE_ALLOCATION
+    if 0 in (previous_access.call.stream, current_access.call.stream):
+        return RaceKind.HOST
+    if pool_block is not None and previous_access.call.seq < pool_block.seq:
+        return RaceKind.REUSE
+    if not _counts_as_write(previous_access, current_access):
+        return RaceKind.WRITE_AFTER_READ
+    return (
+        RaceKind.WRITE_AFTER_WRITE
+        if _counts_as_write(current_access, previous_access)
+        else RaceKind.READ_AFTER_WRITE
+    )
+
+
+def _counts_as_write(access: MemoryAccess, other_access: MemoryAccess) -> bool:
+    """Return whether an access of a race counts as a write; ``other_access`` is the other access of the race.
+
+    An assumed access may be a read or a write. If the other access is exact, the assumed access
+    counts as a write if the exact one is a read, because one of the two must be a write.
+    """
+    if access.precision >= ASSUMED > other_access.precision:
+        return not other_access.mode & WRITE
+    return bool(access.mode & ~AccessMode.READ)
+
+
+def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
+    call = access.call
+    return Operation(
+        seq=call.seq,
+        kind=EventKind(call.kind),
+        name=strings[call.name] if call.name < len(strings) else "",
+        stream=call.stream,
+        context=call.context,
+        device=call.device,
+        thread=call.thread,
+        site=call.site,
+        program_call=call.program_call,
+        capturing_call=call.capturing_call,
+        mode=AccessMode(access.mode),
+        precision=Precision(access.precision),
+        lo=access.lo,
+        hi=access.hi,
+        graph=call.graph,
+        node=call.node,
+        ranges=tuple(_open_ranges(call, strings)),
+        collective=call.collective,
+        from_template=call.kind == EventKind.LAUNCH and call.template_id != 0,
+        accessed_bytes=access.accessed_bytes,
+        launch_site=call.launch_site,
+    )
+
+
+def _open_ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
+    """Yield the NVTX ranges that were open at a call, outermost first."""
+    for open_range in reversed(list(call.innermost_range or ())):
+        yield NamedRange(strings[open_range.name], strings[open_range.domain])
+
+
+_LAUNCH: Final = int(EventKind.LAUNCH)
+_AccessHandler: TypeAlias = Callable[[AccessRows], None]
+
+# Number of records that are decoded at a time, which limits the memory that decoding needs.
+_MAX_DECODED_RECORDS: Final = 1 << 14
+STRAY_ACCESS: Final = "access without a recorded launch"
+UNKNOWN_STREAM: Final = "stream whose creation was not recorded"
+
+
+class Engine:
+    """Finds the races in the trace of one process.
+
+    All host threads are one timeline, in the order of their calls, because locks between threads are not
+    recorded; with ``strict_threads``, each thread is a separate timeline. Possible races are counted, and
+    returned only with ``report_possible``. When there are more than ``prune_above`` stored states, the states
+    that no race can involve any more are removed. An allocation with more than ``max_range_states`` stored
+    ranges gets fewer, larger ranges. ``native`` selects the shadow memory: compiled, in Python, or if None
+    compiled if that is installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        strict_threads: bool = False,
+        report_possible: bool = False,
+        prune_above: int = 1024,
+        max_range_states: int = MAX_RANGE_STATES,
+        native: bool | None = None,
+    ) -> None:
+        self.coverage = Coverage()
+        self.gap_counts: Counter[str] = Counter()
+        self._strict_threads = strict_threads
+        self._report_possible = report_possible
+        self._races: list[Race] = []
+        # Possible races with a launch that was not recorded and may have accessed other bytes than an earlier
+        # launch of the same kernel: one race for each pair of call sites. See ``take_unverified``.
+        self._unverified_race_by_key: dict[tuple[int, ...], Race] = {}
+        self._possible_accesses: PossibleAccesses = {}
+        self._strings: Sequence[str] = ()
+        self._stream_order = stream_order = StreamOrder()
+        self._unrecorded = UnrecordedLaunches(self._report_unverified)
+        accesses = new_shadow(
+            ConflictChecker(self._report_conflict),
+            find_possible_races=report_possible,
+            native=native,
+        )
+        self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
+        self._allocation_events = AllocationEvents(stream_order, shadow)
+        self._describer = RaceDescriber(
+            stream_order,
+            self._allocation_events.driver_allocations,
+            self._allocation_events.pool_blocks,
+        )
+        self._syncs = SyncTracker(stream_order, self.gap_counts)
+        self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gap_counts)
+        self._collectives = CollectiveTracker(
+            stream_order, shadow, self._graphs, self.coverage, self.gap_counts
+        )
+        self._stream_work = StreamWork(
+            stream_order,
+            shadow,
+            self._allocation_events.driver_allocations,
+            self.coverage,
+            strict=strict_threads,
+        )
+        self._handlers = self._all_handlers()
+        self._access_handlers: dict[int, _AccessHandler] = {
+            EventKind.GRAPH_NODE: self._graphs.add_node_accesses,
+            EventKind.GRAPH_LAUNCH: self._graphs.add_launch_accesses,
+        }
+        # The function that adds the accesses of the last launch, graph node or graph launch.
+        self._add_accesses: _AccessHandler = self._stream_work.add_accesses
+        self._ranges = RangeTracker()
+        self._last_seq = 0
+        # LaunchPrecision of the last call; None if it was not a launch.
+        self._last_launch_precision: int | None = None
+        # Size of the recorder's arenas in device memory, by device.
+        self._arena_bytes: dict[int, int] = {}
+        self._prune_above = prune_above
+        self._max_range_states = max_range_states
+        # The clock of the last removal of states, as ``StreamOrder.past_clock`` returns it.
+        self._pruned_clock: Clock = []
+        self._next_prune_count = prune_above  # number of stored states at which to prune next
+
+    def feed(
+        self,
+        records: Records,
+        strings: Sequence[str],
+        possible_accesses: PossibleAccesses | None = None,
+        graph_rows: Mapping[int, bytes] | None = None,
+    ) -> list[Race]:
+        """Analyze the next records of the trace; return the races whose later operation is among them.
+
+        ``strings`` is the string table of the trace. It has at least the strings to which the records refer.
+        ``possible_accesses`` has the accesses of launches that were not recorded, if they may have accessed
+        other bytes than those of their template. ``graph_rows`` has the records of the accesses of each graph
+        launch with a template, by call, with 0 in their common fields.
+        """
+        self._strings = strings
+        self._possible_accesses = possible_accesses or {}
+        self._graphs.template_rows = graph_rows or {}
+        records = sorted_by_call(records)
+        for begin in range(0, len(records), _MAX_DECODED_RECORDS):
+            for thread_records in self._split_by_thread(
+                records[begin : begin + _MAX_DECODED_RECORDS]
+            ):
+                self._analyze(RecordBatch(thread_records, self._last_seq, self._ranges))
+                self._last_seq = int(thread_records["seq"][-1])
+            self._prune_states()
+        self._finish_graph_launch()
+        races, self._races = self._races, []
+        return races
+
+    def forget_graphs(self, destroyed_graphs: Records) -> None:
+        """Free the nodes of graphs that are not launched any more; takes the GraphDestroy records."""
+        for graph, executable in destroyed_graphs[["graph", "executable"]].tolist():
+            self._graphs.forget(graph, executable)
+
+    def take_unverified(self) -> list[Race]:
+        """Return the races with possible accesses since the last call, one for each pair of call sites."""
+        races, self._unverified_race_by_key = list(self._unverified_race_by_key.values()), {}
+        return races
+
+    def _split_by_thread(self, records: Records) -> Iterator[Records]:
+        """Yield consecutive records of one thread at a time, and select the thread's clock for the host.
+
+        Unless threads are strict, yields all records at once.
+        """
+        if not self._strict_threads:
+            yield records
+            return
+        threads = records["thread"]
+        thread_changes = np.flatnonzero(threads[1:] != threads[:-1]) + 1
+        for thread_records in np.split(records, thread_changes):
+            if len(thread_records):
+                self._stream_order.use_thread(int(thread_records["thread"][0]))
+            yield thread_records
+
+    def _analyze(self, batch: RecordBatch) -> None:
+        """Call the handler of each call in the batch, with the accesses that follow the call."""
+        handlers, access_handlers = self._handlers, self._access_handlers
+        calls = batch.rows
+        graphs, add_launch = self._graphs, self._stream_work.add_launch
+        possible_accesses = self._possible_accesses
+        self._update_coverage(batch)
+        if batch.leading_rows is not None:
+            self._add_accesses(batch.leading_rows)
+        for kind, rows in zip(batch.kinds, batch.following_rows, strict=True):
+            if graphs.current_launch is not None:
+                self._finish_graph_launch()
+            if kind == _LAUNCH:  # the most frequent kind is handled without a lookup
+                call = next(calls[_LAUNCH])[0]
+                self._add_accesses = add_launch(call, rows)
+                if call.seq in possible_accesses:
+                    self._add_unrecorded(call, self._stream_order.stream(call))
+                continue
+            handlers[kind](*next(calls[kind]))
+            if kind in access_handlers:
+                self._add_accesses = access_handlers[kind]
+            if rows is not None:
+                self._add_accesses(rows)
+
+    def _finish_graph_launch(self) -> None:
+        """Check the accesses of the current graph launch, after all of them were added."""
+        graph_launch = self._graphs.current_launch
+        self._graphs.finish_launch()
+        if graph_launch is not None and graph_launch.call.seq in self._possible_accesses:
+            self._add_unrecorded(graph_launch.call, graph_launch)
+
+    def _add_unrecorded(self, call: Call, position: ClockPosition) -> None:
+        """Check and add the possible accesses of a launch that was not recorded."""
+        accesses = self._possible_accesses[call.seq]
+        allocation_at = self._allocation_events.innermost_at
+        self._unrecorded.check_earlier_work(call, position, accesses, allocation_at, self._shadow)
+        self._unrecorded.add(call, position.slot, position.tick, accesses, allocation_at)
+
+    def _report_unverified(self, conflict: Conflict) -> None:
+        previous_call, current_call = conflict.previous_access.call, conflict.current_access.call
+        sides = (
+            previous_call.kind,
+            previous_call.name,
+            previous_call.site,
+            current_call.kind,
+            current_call.name,
+            current_call.site,
+        )
+        if sides not in self._unverified_race_by_key and not are_peer_kernels(
+            previous_call, current_call, self._strings
+        ):
+            self._unverified_race_by_key[sides] = self._describer.describe(conflict, self._strings)
+
+    def _update_coverage(self, batch: RecordBatch) -> None:
+        """Add the launches and accesses of a batch to the coverage."""
+        coverage = self.coverage
+        if batch.stray_access_count:
+            self.gap_counts[STRAY_ACCESS] += batch.stray_access_count
+        if (
+            self._last_launch_precision is not None
+            and batch.leading_precision > self._last_launch_precision
+        ):
+            # The last launch has less precise accesses in this batch: count the launch with the
+            # precision of these accesses instead.
+            coverage.count(self._last_launch_precision, -1)
+            coverage.count(batch.leading_precision)
+            self._last_launch_precision = batch.leading_precision
+        if batch.kinds:
+            self._last_launch_precision = (
+                batch.launch_precisions[-1] if batch.kinds[-1] == _LAUNCH else None
+            )
+        coverage.launches += len(batch.launch_precisions)
+        coverage.launches_without_call_site += batch.launches_without_call_site
+        for launch_precision in LaunchPrecision:
+            coverage.count(launch_precision, batch.launch_precisions.count(launch_precision))
+        coverage.count_accesses(batch.precision_counts)
+
+    def _report_conflict(self, conflict: Conflict) -> None:
+        if are_peer_kernels(
+            conflict.previous_access.call, conflict.current_access.call, self._strings
+        ):
+            self.gap_counts[PEER_KERNELS] += 1
+        elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
+            self.coverage.suspected += 1
+        else:
+            self._races.append(self._describer.describe(conflict, self._strings))
+
+    def _prune_states(self) -> None:
+        """Remove the states that no race can involve any more, once there are many states."""
+        self._stream_order.reuse_slots()
+        if self._stream_order.unrecorded_stream_count:
+            self.gap_counts[UNKNOWN_STREAM] = self._stream_order.unrecorded_stream_count
+        if self._state_count < self._next_prune_count:
+            return
+        past_clock = self._stream_order.past_clock()
+        if past_clock != self._pruned_clock:  # an equal clock leaves nothing to remove
+            self._pruned_clock = past_clock
+            self._shadow.prune(past_clock)
+            self._unrecorded.prune(past_clock)
+            self._syncs.prune()
+            self._graphs.prune()
+        if self._shadow.range_state_count > self._max_range_states:
+            self._shadow.coarsen(
+                self._allocation_events.driver_allocations.find, self._max_range_states
+            )
+        self._next_prune_count = self._prune_above + 2 * self._state_count
+
+    @property
+    def _state_count(self) -> int:
+        shadow = self._shadow
+        state_count = shadow.range_state_count + shadow.pointer_state_count
+        state_count += shadow.strided_state_count
+        return state_count + len(self._syncs) + len(self._unrecorded)
+
+    def _add_gap(self, _: Call, reason_index: int, event_count: int) -> None:
+        self.gap_counts[self._strings[reason_index]] += event_count
+
+    def _set_arena_size(self, call: Call, size_bytes: int) -> None:
+        self._arena_bytes[call.device] = size_bytes
+        total_bytes = sum(self._arena_bytes.values())
+        self.coverage.arenas_bytes = max(self.coverage.arenas_bytes, total_bytes)
+
+    def _all_handlers(self) -> dict[int, Callable[..., Any]]:
+        """Return for each event kind the function that gets its call and the fields of its body."""
+        work, allocation_events, syncs, graphs = (
+            self._stream_work,
+            self._allocation_events,
+            self._syncs,
+            self._graphs,
+        )
+        return {
+            EventKind.ALLOC: allocation_events.add_allocation,
+            EventKind.FREE: allocation_events.add_free,
+            EventKind.COPY: work.add_copy,
+            EventKind.FILL: work.add_fill,
+            EventKind.STREAM_CREATE: syncs.create_stream,
+            EventKind.STREAM_DESTROY: syncs.destroy_stream,
+            EventKind.EVENT_RECORD: syncs.record_event,
+            EventKind.STREAM_WAIT: syncs.wait_for_event,
+            EventKind.EVENT_SYNC: syncs.sync_event,
+            EventKind.EVENT_QUERY_OK: syncs.sync_event,
+            EventKind.STREAM_SYNC: syncs.sync_stream,
+            EventKind.STREAM_QUERY_OK: syncs.sync_stream,
+            EventKind.CONTEXT_SYNC: syncs.sync_context,
+            EventKind.HOST_CALL: syncs.run_host_function,
+            EventKind.CAPTURE_BEGIN: syncs.begin_capture,
+            EventKind.CAPTURE_END: syncs.end_capture,
+            EventKind.GRAPH_NODE: graphs.add_node,
+            EventKind.GRAPH_EDGE: graphs.add_edge,
+            EventKind.GRAPH_LAUNCH: graphs.add_launch,
+            EventKind.MEMOP: syncs.apply_memop,
+            EventKind.GAP: self._add_gap,
+            EventKind.ARENAS: self._set_arena_size,
+            EventKind.COMMUNICATOR: self._collectives.add_communicator,
+            EventKind.COLLECTIVE: self._collectives.add_collective,
+        }

@@ -1,0 +1,435 @@
+"""Describe a race in sentences, and its fix in terms of CUDA and of the frameworks involved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cudakit.report.document import Frame
+from cudakit.sanitize.names import HOST, call_site, is_backward
+from cudakit.sanitize.races import RaceKind, SyncKind
+from cudakit.sanitize.result import CALLING_RANK, Side
+from cudakit.trace.kinds import Precision
+from cudakit.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """The fixes in terms of one framework.
+
+    In the code of a fix, ``a`` is the stream of the earlier operation, ``b`` the stream of the later one.
+    """
+
+    name: str
+    file_pattern: re.Pattern[str]  # pattern of the framework's file names
+    kernel_pattern: re.Pattern[str]  # pattern of the demangled names of the framework's kernels
+    order_fix: str  # code that makes stream b wait for stream a
+    lifetime_fix: str  # code that keeps the memory allocated while stream a uses it
+    host_wait_fix: str  # code that makes the host wait for stream a
+    device_wait_fix: str  # code that makes the host wait for the whole device
+
+
+def _framework(
+    name: str,
+    module_pattern: str,
+    kernel_pattern: str,
+    *,
+    order_fix: str,
+    lifetime_fix: str,
+    host_wait_fix: str,
+    device_wait_fix: str,
+) -> Framework:
+    return Framework(
+        name=name,
+        file_pattern=re.compile(rf"(?:^|/)(?:{module_pattern})/"),
+        kernel_pattern=re.compile(kernel_pattern),
+        order_fix=order_fix,
+        lifetime_fix=lifetime_fix,
+        host_wait_fix=host_wait_fix,
+        device_wait_fix=device_wait_fix,
+    )
+
+
+FRAMEWORKS: Final = (
+    _framework(
+        "torch",
+        "torch|triton",
+        r"(?:void )?(?:at|c10)::|triton_",
+        order_fix="b.wait_stream(a)",
+        lifetime_fix="tensor.record_stream(a) before the tensor is dropped",
+        host_wait_fix="a.synchronize(), or event.synchronize(), or a copy with non_blocking=False",
+        device_wait_fix="torch.cuda.synchronize()",
+    ),
+    _framework(
+        "CuPy",
+        "cupy|cupyx",
+        r"cupy_",
+        order_fix="b.wait_event(a.record())",
+        lifetime_fix="b.wait_event(a.record()) before the array is dropped",
+        host_wait_fix="a.synchronize(), or array.get(blocking=True)",
+        device_wait_fix="cupy.cuda.Device().synchronize()",
+    ),
+    _framework(
+        "Numba",
+        "numba|numba_cuda",
+        r"cudapy::",
+        order_fix="event = cuda.event(); event.record(a); event.wait(b)",
+        lifetime_fix="keep a reference to the array until a.synchronize()",
+        host_wait_fix="a.synchronize()",
+        device_wait_fix="numba.cuda.synchronize()",
+    ),
+    _framework(
+        "JAX",
+        "jax|jaxlib",
+        r"$.",
+        order_fix="jax.block_until_ready(array) before another library uses it on its own stream",
+        lifetime_fix="keep a reference to the array until the other library's stream has finished with it",
+        host_wait_fix="jax.block_until_ready(array)",
+        device_wait_fix="jax.block_until_ready(array)",
+    ),
+    _framework(
+        "cuda.core",
+        "cuda/core",
+        r"$.",
+        order_fix="b.wait(a)",
+        lifetime_fix="buffer.close(a)",
+        host_wait_fix="a.sync()",
+        device_wait_fix="Device().sync()",
+    ),
+    _framework(
+        "cudakit",
+        "cudakit/gpu",
+        r"$.",
+        order_fix="gpu.record(event, a); gpu.wait(b, event)",
+        lifetime_fix="gpu.free(address, a)",
+        host_wait_fix="gpu.sync_stream(a)",
+        device_wait_fix="gpu.sync()",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RacingStreams:
+    """The names of the streams of all occurrences of a race."""
+
+    earlier_names: tuple[str, ...]  # streams of the earlier operations
+    later_names: tuple[str, ...]  # streams of the later operations
+    unreachable_name: str = ""  # a stream that the program has no access to; "" if there is none
+
+    @classmethod
+    def of_sides(cls, current_side: Side, previous_side: Side) -> RacingStreams:
+        """Return the streams of one occurrence of a race."""
+        return cls((short_stream_name(previous_side),), (short_stream_name(current_side),))
+
+
+def remedies(
+    kind: RaceKind,
+    current_side: Side,
+    previous_side: Side,
+    allocation_frames: Iterable[Frame] = (),
+    streams: RacingStreams | None = None,
+) -> tuple[str, ...]:
+    """Return the fix for each framework that the kernels, call stacks or allocation frames belong to."""
+    streams = streams or RacingStreams.of_sides(current_side, previous_side)
+    frames = [*allocation_frames, *current_side.stack, *previous_side.stack]
+    kernels = [side.kernel for side in (current_side, previous_side) if side.kernel is not None]
+    return tuple(
+        f"{framework.name}: {code}{_explain_streams(code, current_side, previous_side, streams)}"
+        for framework in FRAMEWORKS
+        if _is_involved(framework, frames, kernels)
+        for code in (_fix_for(framework, kind, current_side, previous_side, streams),)
+    )
+
+
+def _has_work_handle(side: Side) -> bool:
+    """Return whether the side is a collective of torch.distributed, which returns a ``Work`` to wait for."""
+    frames = (frame.filename for frame in side.stack)
+    is_of_torch = any("/torch/distributed/" in filename for filename in frames)
+    return side.collective is not None and not side.graph and is_of_torch
+
+
+def _fix_for(
+    framework: Framework,
+    kind: RaceKind,
+    current_side: Side,
+    previous_side: Side,
+    streams: RacingStreams,
+) -> str:
+    if framework.name == "torch" and _has_work_handle(previous_side):
+        return "work.wait(), with the work that the call with async_op=True returned"
+    if streams.unreachable_name:
+        return framework.device_wait_fix
+    if kind is RaceKind.HOST or current_side.stream_number == HOST:
+        return framework.host_wait_fix
+    is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
+    return framework.lifetime_fix if is_reused else framework.order_fix
+
+
+def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
+    return any(framework.file_pattern.search(frame.filename) for frame in frames) or any(
+        map(framework.kernel_pattern.match, kernels)
+    )
+
+
+def _explain_streams(
+    code: str, current_side: Side, previous_side: Side, streams: RacingStreams
+) -> str:
+    """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
+    # The later operation uses freed memory, so the free must move behind the last use in the later stream.
+    user_streams = (
+        streams.later_names if previous_side.operation == "free" else streams.earlier_names
+    )
+    if short_stream_name(previous_side) == short_stream_name(current_side):
+        # Nodes of a graph run in the stream of its launch, but were captured in streams of their own.
+        verb = "captured" if previous_side.graph and current_side.graph else "enqueued"
+        meaning_by_letter = {
+            "a": f"the stream on which the earlier operation was {verb}",
+            "b": f"the stream on which the later operation was {verb}",
+        }
+    else:
+        meaning_by_letter = {"a": _each_of(user_streams), "b": _each_of(streams.later_names)}
+    stream_meanings = [
+        f"{letter} is {name}"
+        for letter, name in meaning_by_letter.items()
+        if _uses_stream(code, letter)
+    ]
+    return f", where {' and '.join(stream_meanings)}" if stream_meanings else ""
+
+
+def _each_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"each of {_join_names(names)}"
+
+
+def _uses_stream(code: str, stream_letter: str) -> bool:
+    return re.search(rf"\b{stream_letter}[.,)]", code) is not None
+
+
+def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_bytes: int) -> str:
+    """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
+    later_subject, earlier_subject, size_text = (
+        _subject_text(current_side),
+        _subject_text(previous_side),
+        format_bytes(size_bytes),
+    )
+    use_verb = _RECEIVES_POINTER if current_side.known >= Precision.ASSUMED else "uses"
+    match kind:
+        case RaceKind.USE_BEFORE_ALLOCATION:
+            return f"{later_subject} {use_verb} {size_text} while {earlier_subject} may still be pending"
+        case RaceKind.USE_AFTER_FREE if current_side.operation == "free":
+            return f"{later_subject} releases {size_text} that {earlier_subject} may still be using"
+        case RaceKind.USE_AFTER_FREE:
+            return f"{later_subject} {use_verb} {size_text} that {earlier_subject} has freed"
+        case RaceKind.REUSE:
+            return (
+                f"{later_subject} {use_verb} {size_text} of a reused block, "
+                f"while {earlier_subject} may still be using the block's previous contents"
+            )
+    verb, participle = (
+        _access_verb(kind, current_side, previous_side),
+        _access_participle(kind, previous_side),
+    )
+    return f"{later_subject} {verb} {size_text} that {earlier_subject} may still be {participle}"
+
+
+# Last words of a fix that changes the work of the program, because only the effect of a wait is certain.
+_NOT_CHECKED_SUFFIX: Final = "; cudakit cannot check that this removes the race"
+
+
+def smallest_fix(
+    kind: RaceKind, current_side: Side, previous_side: Side, streams: RacingStreams | None = None
+) -> str:
+    """Return the smallest fix in terms of CUDA. ``streams`` are those of all occurrences of the race."""
+    streams = streams or RacingStreams.of_sides(current_side, previous_side)
+    earlier_work, later_work = operation_at(previous_side), operation_at(current_side)
+    if _are_in_one_graph(current_side, previous_side):
+        return (
+            f"make node {current_side.node}, {later_work}, depend on node {previous_side.node}, "
+            f"{earlier_work}: add this dependency to the graph or, if the graph is captured, make the stream "
+            f"of node {current_side.node} wait for an event recorded after node {previous_side.node}"
+        )
+    if previous_side.stream_number == HOST:
+        return (
+            f"synchronize the host threads: {earlier_work} must finish before {later_work} is enqueued"
+            f"{_NOT_CHECKED_SUFFIX}"
+        )
+    if kind is RaceKind.USE_AFTER_FREE and previous_side.operation == "free":
+        return (
+            f"free the memory after its last use: move {earlier_work} after {later_work}"
+            f"{_NOT_CHECKED_SUFFIX}"
+        )
+    earlier_work, later_work = _enqueued_work(previous_side), _enqueued_work(current_side)
+    if _has_work_handle(previous_side):
+        return f"wait for the work of {earlier_work} before {later_work}"
+    if streams.unreachable_name:
+        return (
+            f"make the host wait for the whole device after {earlier_work} and before {later_work}: "
+            f"the program has no access to {streams.unreachable_name}, which a library created"
+        )
+    if kind is RaceKind.HOST or current_side.stream_number == HOST:
+        verb = "frees" if current_side.operation == "free" else "uses"
+        event_noun = "an event" if len(streams.earlier_names) == 1 else "events"
+        return (
+            f"make the host wait for {_join_names(streams.earlier_names)}, or for {event_noun} "
+            f"recorded there after {earlier_work}, before the host {verb} the memory"
+            f"{_at_call_site(call_site(current_side.stack))}"
+        )
+    order_fix = _order_fix(streams, earlier_work, later_work)
+    if kind is RaceKind.USE_AFTER_FREE:
+        return f"{order_fix}, or free the memory on {_join_names(streams.earlier_names)}"
+    if kind is RaceKind.REUSE:
+        verb = "has" if len(streams.earlier_names) == 1 else "have"
+        return (
+            f"keep a reference to the memory until {_join_names(streams.earlier_names)} {verb} finished "
+            f"with it, or {order_fix}"
+        )
+    return order_fix
+
+
+def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> str:
+    if len(streams.earlier_names) == 1:
+        record_clause, recorded_events_text = (
+            f"record an event on {streams.earlier_names[0]} after {earlier_work} and",
+            "it",
+        )
+    else:
+        record_clause = (
+            f"after {earlier_work}, record an event on each stream "
+            f"({_join_names(streams.earlier_names)}), and"
+        )
+        recorded_events_text = "all these events"
+    later_streams_text = _join_names(streams.later_names)
+    return f"{record_clause} make {later_streams_text} wait for {recorded_events_text} before {later_work}"
+
+
+def is_wait(kind: RaceKind, previous_side: Side) -> bool:
+    """Return whether ``smallest_fix`` adds a wait.
+
+    With this wait, an analysis of the same work finds no such race, and the wait cannot deadlock, because it
+    is for work that was enqueued before the wait. Returns False if the fix moves a free or orders threads of
+    the host: such a fix changes the work.
+    """
+    moves_free = kind is RaceKind.USE_AFTER_FREE and previous_side.operation == "free"
+    return previous_side.stream_number != HOST and not moves_free
+
+
+def _are_in_one_graph(current_side: Side, previous_side: Side) -> bool:
+    """Return whether both operations are nodes of one graph launch: launches of one graph never overlap."""
+    return bool(current_side.graph) and current_side.graph == previous_side.graph
+
+
+def _enqueued_work(side: Side) -> str:
+    """Return the name of the operation, or of the graph launch that contains the operation."""
+    operation = operation_at(side)
+    return f"{_graph_launch(side)}, which has {operation}," if side.graph else operation
+
+
+def _graph_launch(side: Side) -> str:
+    return f"the launch of graph {side.graph}{_in_parentheses(call_site(side.launch_stack))}"
+
+
+_MAX_NAMED_STREAMS: Final = 6
+
+
+def _join_names(names: Sequence[str]) -> str:
+    shown_names = [*names[:_MAX_NAMED_STREAMS]]
+    if omitted_count := len(names) - len(shown_names):
+        shown_names.append(f"{omitted_count:,} other streams")
+    *first_names, last_name = shown_names
+    return f"{', '.join(first_names)} and {last_name}" if first_names else last_name
+
+
+def advice_on_library(library: str) -> str:
+    """Return the advice for a race inside a library, whose streams a program cannot order."""
+    return (
+        f"report the race to the developers of {library}: it is inside {library}, so the program cannot "
+        "order the operations"
+    )
+
+
+def why_not_covered(
+    kind: SyncKind, current_side: Side, previous_side: Side, recorded_at: str, waited_at: str
+) -> str:
+    """Return why the last synchronization was too early.
+
+    ``recorded_at`` is the call site of the event record, ``waited_at`` the call site of the wait.
+    """
+    earlier_stream_name, later_stream_name = (
+        short_stream_name(previous_side),
+        short_stream_name(current_side),
+    )
+    earlier_operation = (
+        _graph_launch(previous_side) if previous_side.graph else operation_at(previous_side)
+    )
+    time_clause = f"before {earlier_operation} was enqueued"
+    earlier_work = f"{earlier_stream_name}{_at_call_site(waited_at)}"
+    match kind:
+        case SyncKind.EVENT:
+            recorded_event = f"an event recorded{_at_call_site(recorded_at)}"
+            wait_text = f"{later_stream_name} last waited for {earlier_work}"
+            return f"too early: {wait_text}, for {recorded_event} {time_clause}"
+        case SyncKind.HOST:
+            return f"too early: the host last waited for {earlier_work}, {time_clause}"
+        case SyncKind.DEFAULT_STREAM:
+            wait_text = f"last made {later_stream_name} wait for {earlier_work}"
+            return f"too early: the implicit synchronization of the default stream {wait_text}, {time_clause}"
+
+
+def short_stream_name(side: Side) -> str:
+    """Return the name of the stream without its properties."""
+    return side.stream.partition(" (")[0]
+
+
+def operation_at(side: Side) -> str:
+    """Return the operation with its call site. Without a call site, return its name."""
+    site_text = call_site(side.stack)
+    operation = "kernel" if _is_kernel(side) else side.operation_name.partition(CALLING_RANK)[0]
+    prefix = "backward pass started at " if is_backward(side.stack) else ""
+    return f"the {operation} ({prefix}{site_text})" if site_text else _operation_name(side)
+
+
+def _subject_text(side: Side) -> str:
+    if side.stream_number == HOST:
+        return f"{operation_at(side)} on the host"
+    node_text = f" (node {side.node} of graph {side.graph})" if side.graph else ""
+    return f"{_operation_name(side)}{node_text} on {short_stream_name(side)}"
+
+
+def _operation_name(side: Side) -> str:
+    return side.operation if _is_kernel(side) else f"the {side.operation_name}"
+
+
+def _is_kernel(side: Side) -> bool:
+    """Return whether the operation is a kernel, and not a collective that a kernel performs."""
+    return side.kernel is not None and side.collective is None
+
+
+# The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer
+# argument.
+_RECEIVES_POINTER: Final = "receives a pointer to"
+
+
+def _access_verb(kind: RaceKind, current_side: Side, previous_side: Side) -> str:
+    if current_side.known >= Precision.ASSUMED:
+        return _RECEIVES_POINTER
+    if kind is RaceKind.READ_AFTER_WRITE or not current_side.writes:
+        return "reads"
+    overwrites = kind is RaceKind.WRITE_AFTER_READ or not previous_side.writes
+    return "overwrites" if overwrites else "writes"
+
+
+def _access_participle(kind: RaceKind, previous_side: Side) -> str:
+    if previous_side.known >= Precision.ASSUMED:
+        return "using"
+    return (
+        "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous_side.writes else "reading"
+    )
+
+
+def _in_parentheses(call_site_text: str) -> str:
+    return f" ({call_site_text})" if call_site_text else ""
+
+
+def _at_call_site(call_site_text: str) -> str:
+    return f" at {call_site_text}" if call_site_text else ""

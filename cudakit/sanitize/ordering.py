@@ -1,0 +1,467 @@
+"""Track happens-before between streams and the host: enqueueing, events, waits, host functions, memory words.
+
+Rules: CUDA Runtime API, "Stream synchronization behavior" (the default streams), and CUDA Driver API, "Stream
+Management" and "Event Management".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cudakit.sanitize.clocks import Call, Clock, Release, Timeline
+from cudakit.sanitize.races import Sync, SyncKind
+from cudakit.trace.kinds import HostCallPhase, MemopType, StreamFlag
+
+_BLOCKING_FLAGS: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
+_OUTDATED_VERSION: Final = (
+    -1
+)  # clock version of a stream whose clock is outdated; less than any current version
+# Minimum number of destroyed streams at which a new stream causes a search for slots that can be reused.
+_MIN_DESTROYED_STREAMS: Final = 32
+
+
+class ContextStreams:
+    """The streams of one CUDA context: its legacy default stream, blocking streams, and all streams."""
+
+    __slots__ = ("blocking_streams", "legacy_stream", "streams")
+
+    def __init__(self) -> None:
+        self.legacy_stream: Stream | None = None
+        self.blocking_streams: list[Stream] = []
+        self.streams: list[Stream] = []
+
+    def add(self, stream: Stream) -> None:
+        self.streams.append(stream)
+        if stream.flag is StreamFlag.LEGACY:
+            self.legacy_stream = stream
+        elif stream.flag in _BLOCKING_FLAGS:
+            self.blocking_streams.append(stream)
+
+    def remove(self, stream: Stream) -> None:
+        self.streams.remove(stream)
+        if stream is self.legacy_stream:
+            self.legacy_stream = None
+        elif stream in self.blocking_streams:
+            self.blocking_streams.remove(stream)
+
+
+class Stream(Timeline):
+    """The timeline of a stream.
+
+    ``clock_version`` is the version of the order (``StreamOrder.current_version``) at the last clock update.
+    """
+
+    __slots__ = (
+        "clock_version",
+        "context",
+        "first_tick",
+        "flag",
+        "graph",
+        "number",
+        "wait_before_first_use",
+    )
+
+    def __init__(
+        self,
+        stream_number: int,
+        flag: StreamFlag,
+        context: ContextStreams,
+        *,
+        slot: int,
+        width: int,
+        tick: int,
+    ) -> None:
+        super().__init__(slot, width, tick)
+        self.number = stream_number
+        self.flag = flag
+        self.context = context
+        self.first_tick = tick  # earlier ticks belong to a destroyed stream with the same slot
+        self.clock_version = _OUTDATED_VERSION
+        self.graph = 0  # number of the graph into which work is captured; 0 if it is not captured
+        self.wait_before_first_use: HostWait | None = None
+
+    def release(self) -> Release:
+        """Return a release of all enqueued work. The next operation has a greater tick."""
+        if self.clock_version != _OUTDATED_VERSION or self._last_release is None:
+            self._last_release = self.snapshot()
+            self.tick += 1
+            self.clock_version = _OUTDATED_VERSION
+        return self._last_release
+
+
+class HostWait(NamedTuple):
+    """A wait of the host for a stream without work, which orders nothing. Reports of races mention it."""
+
+    sync: Sync
+    slot: int  # slot of the host thread
+    tick: int  # tick of the host thread that began with the wait
+
+
+@dataclass(slots=True)
+class UnusedStream:
+    """A non-blocking stream without work.
+
+    It has no slot: PyTorch and JAX create dozens of streams that they never use, and the time to update a
+    clock is proportional to the number of slots.
+    """
+
+    context: int
+    first_wait: HostWait | None = None  # the first wait of the host for the stream
+
+
+class StreamOrder:
+    """The clocks of all streams and of the host.
+
+    ``current_version`` is increased whenever the clock of any stream may be outdated. The clock of a stream
+    is up to date if its ``clock_version`` equals ``current_version``.
+    """
+
+    def __init__(self) -> None:
+        self.current_version = 0
+        self.unrecorded_stream_count = 0  # number of streams whose creation was not recorded
+        self._clock_width = 8
+        self._slot_count = 1
+        self._free_slots: list[
+            tuple[int, int]
+        ] = []  # slots of removed streams, with their next ticks
+        self._streams: dict[int, Stream] = {}
+        self._unused_streams: dict[int, UnusedStream] = {}
+        self._contexts: dict[int, ContextStreams] = {}
+        self._destroyed_streams: list[Stream] = []
+        # Number of destroyed streams at which a new stream causes the next search for slots.
+        self._next_search_count = _MIN_DESTROYED_STREAMS
+        self.host = Timeline(0, self._clock_width)
+        self._host_timelines = [self.host]
+        self._thread_timelines: dict[int, Timeline] = {}
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def has_stream(self, stream_number: int) -> bool:
+        return stream_number in self._streams or stream_number in self._unused_streams
+
+    def stream(self, call: Call) -> Stream:
+        """Return the stream of a call. A stream whose creation was not recorded counts as blocking."""
+        stream = self._streams.get(call.stream)
+        if stream is None and (unused_stream := self._unused_streams.pop(call.stream, None)):
+            stream = self._add_stream(call.stream, StreamFlag.NON_BLOCKING, unused_stream.context)
+            stream.wait_before_first_use = unused_stream.first_wait
+        if stream is None:
+            self.unrecorded_stream_count += 1
+            stream = self._add_stream(call.stream, StreamFlag.BLOCKING, call.context)
+        return stream
+
+    def enqueue(self, call: Call) -> Stream | None:
+        """Return the stream of a call, with its clock up to date, or None if the work is captured."""
+        stream = self._streams.get(call.stream) or self.stream(call)
+        if stream.clock_version != self.current_version:
+            if stream.graph:
+                return None
+            self._update_clock(stream, call)
+        return stream
+
+    def create_stream(self, stream_number: int, flag: StreamFlag, context: int) -> None:
+        """Add a stream."""
+        if flag is StreamFlag.NON_BLOCKING:
+            self._unused_streams[stream_number] = UnusedStream(context)
+        else:
+            self._add_stream(stream_number, flag, context)
+
+    def _add_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
+        """Add a stream with a slot."""
+        if not self._free_slots and len(self._destroyed_streams) >= self._next_search_count:
+            self.reuse_slots()
+            remaining_count = len(self._destroyed_streams)
+            self._next_search_count = max(_MIN_DESTROYED_STREAMS, 2 * remaining_count)
+        slot, tick = self._free_slots.pop() if self._free_slots else (self._new_slot(), 1)
+        context_streams = self._contexts.setdefault(context, ContextStreams())
+        width = self._clock_width
+        stream = Stream(stream_number, flag, context_streams, slot=slot, width=width, tick=tick)
+        self._streams[stream_number] = stream
+        context_streams.add(stream)
+        return stream
+
+    def capture_stream(self, stream: Stream, graph: int) -> None:
+        """Capture the later work of a stream into a graph."""
+        stream.release()
+        stream.graph = graph
+
+    def destroy_stream(self, stream_number: int) -> None:
+        """Mark a stream as destroyed. Its enqueued work continues, and streams may wait for it."""
+        self._unused_streams.pop(stream_number, None)
+        stream = self._streams.get(stream_number)
+        if stream is not None and stream not in self._destroyed_streams:
+            stream.release()
+            self._destroyed_streams.append(stream)
+
+    def use_thread(self, thread: int) -> None:
+        """Attribute the calls from now on to one host thread, which has a separate clock."""
+        if not self._thread_timelines:
+            self._thread_timelines[thread] = self.host
+        if thread not in self._thread_timelines:
+            self._thread_timelines[thread] = Timeline(self._new_slot(), self._clock_width)
+            for (
+                host_thread
+            ) in self._host_timelines:  # one of the earlier threads started the new thread
+                self._thread_timelines[thread].acquire(host_thread.snapshot(), None)
+            self._host_timelines.append(self._thread_timelines[thread])
+        self.host = self._thread_timelines[thread]
+        self.current_version += 1
+
+    def host_acquires(self, release: Release, call: Call, sync: Sync | None = None) -> None:
+        """Order the host after a release, because ``call`` waits for it.
+
+        ``sync`` is the synchronization to report; if it is None, ``call`` alone is reported.
+        """
+        if release.tick > self.host.clock[release.slot]:
+            self.host.acquire(release, sync or _single_call(SyncKind.HOST, call))
+            self.advance_host()
+
+    def advance_host(self) -> None:
+        """Begin another tick of the host, because its clock has changed or the host accesses memory."""
+        self.host.tick += 1
+        self.current_version += 1
+
+    def sync_stream(self, call: Call) -> None:
+        """Order the host after the stream of a call.
+
+        If this is the legacy default stream, order the host also after all blocking streams.
+        """
+        if call.stream in self._unused_streams:
+            self._wait_for_unused(self._unused_streams[call.stream], call)
+            return
+        stream = self.stream(call)
+        if stream.flag is StreamFlag.LEGACY:
+            for blocking_stream in stream.context.blocking_streams:
+                self.host_acquires(blocking_stream.release(), call)
+        self.host_acquires(stream.release(), call)
+
+    def sync_context(self, call: Call) -> None:
+        """Order the host after all streams of the context of a call."""
+        context = self._contexts.get(call.context)
+        for stream in context.streams if context else ():
+            self.host_acquires(stream.release(), call)
+        for unused_stream in self._unused_streams.values():
+            if unused_stream.context == call.context:
+                self._wait_for_unused(unused_stream, call)
+
+    def reuse_slots(self) -> None:
+        """Free the slots of destroyed streams whose work happens before all host threads."""
+        for stream in self._destroyed_streams.copy():
+            if self.precedes_future_work(stream.slot, stream.tick - 1):
+                self._destroyed_streams.remove(stream)
+                self._streams.pop(stream.number, None)
+                stream.context.remove(stream)
+                self._free_slots.append((stream.slot, stream.tick))
+
+    def precedes_future_work(self, slot: int, tick: int) -> bool:
+        """Return whether all work enqueued from now on happens after a tick."""
+        return all(tick <= host.clock[slot] for host in self._host_timelines)
+
+    def past_clock(self) -> Clock:
+        """Return for each slot the last tick that all work enqueued from now on happens after."""
+        return list(map(min, zip(*(host.clock for host in self._host_timelines), strict=True)))
+
+    def last_sync(self, later_number: int, earlier_number: int, slot: int) -> Sync | None:
+        """Return the last synchronization that ordered a stream after work of an earlier stream, or None.
+
+        ``slot`` is the slot of the earlier stream.
+        """
+        later_timeline = self._streams.get(later_number, self.host)
+        earlier_stream = self._streams.get(earlier_number)
+        if earlier_stream is None:
+            return None
+        if later_timeline.clock[slot] >= earlier_stream.first_tick:
+            return later_timeline.tick_syncs[slot]
+        early_wait = earlier_stream.wait_before_first_use
+        if early_wait is not None and later_timeline.clock[early_wait.slot] >= early_wait.tick:
+            return early_wait.sync
+        return None
+
+    def _wait_for_unused(self, unused_stream: UnusedStream, call: Call) -> None:
+        """Store the first wait of the host for a stream without work."""
+        if unused_stream.first_wait is None:
+            self.advance_host()
+            sync = _single_call(SyncKind.HOST, call)
+            unused_stream.first_wait = HostWait(sync, self.host.slot, self.host.tick)
+
+    def _update_clock(self, stream: Stream, call: Call) -> None:
+        """Order the next work of a stream after the host, and after streams that it waits for implicitly.
+
+        The legacy default stream waits for all blocking streams, and a blocking stream waits for
+        the legacy default stream. The awaited streams begin a new tick, so that their clocks are
+        updated again.
+        """
+        host, context = self.host, stream.context
+        if host.tick > stream.clock[host.slot]:
+            stream.acquire(host.snapshot(), None)
+        awaited_streams: list[Stream] = []
+        if stream.flag is StreamFlag.LEGACY:
+            awaited_streams = context.blocking_streams
+        elif stream.flag in _BLOCKING_FLAGS and context.legacy_stream is not None:
+            awaited_streams = [context.legacy_stream]
+        for awaited_stream in awaited_streams:
+            release = awaited_stream.release()
+            if release.tick > stream.clock[awaited_stream.slot]:
+                stream.acquire(release, _single_call(SyncKind.DEFAULT_STREAM, call))
+        stream.clock_version = self.current_version
+
+    def _new_slot(self) -> int:
+        slot = self._slot_count
+        self._slot_count += 1
+        if self._slot_count > self._clock_width:
+            self._clock_width *= 2
+            for timeline in (*self._streams.values(), *self._host_timelines):
+                timeline.widen(self._clock_width)
+        return slot
+
+
+def _single_call(kind: SyncKind, call: Call) -> Sync:
+    """Return a synchronization by one call that both records and waits, such as a wait of the host."""
+    return Sync(kind, call.seq, call.site, call.seq, call.site)
+
+
+UNKNOWN_WORD = "wait for a memory word that no recorded operation wrote"
+
+
+class Signal(NamedTuple):
+    """A release that other streams can wait for: an event record, or a write of a memory word."""
+
+    release: Release
+    seq: int  # number of the call that made the release
+    site: int  # index of the call stack of the call that made the release
+
+    def sync(self, kind: SyncKind, call: Call) -> Sync:
+        """Return the synchronization by a call that waits for the release."""
+        return Sync(kind, self.seq, self.site, call.seq, call.site)
+
+
+class SyncTracker:
+    """Handles events, waits, host functions, stream capture and memory words.
+
+    A wait for an event that was never recorded has no effect (CUDA Driver API, cuStreamWaitEvent).
+    """
+
+    def __init__(self, stream_order: StreamOrder, gap_counts: Counter[str]) -> None:
+        self._stream_order = stream_order
+        self._gap_counts = gap_counts
+        self._events: dict[int, Signal] = {}  # the last record of each event
+        # For each event whose last record was captured, the graph into which it was captured.
+        self._captured_events: dict[int, int] = {}
+        # The writes of each memory word, by address and by the slot of the stream that wrote it.
+        self._memory_words: dict[int, dict[int, Signal]] = {}
+
+    def __len__(self) -> int:
+        return len(self._events) + len(self._memory_words)
+
+    def create_stream(self, call: Call, flag: int) -> None:
+        if not self._stream_order.has_stream(call.stream):
+            self._stream_order.create_stream(call.stream, StreamFlag(flag), call.context)
+
+    def destroy_stream(self, call: Call) -> None:
+        self._stream_order.destroy_stream(call.stream)
+
+    def record_event(self, call: Call, event: int) -> None:
+        """Record an event on a stream. If the stream is captured, store the graph of the event."""
+        stream = self._stream_order.enqueue(call)
+        if stream is None:
+            self._captured_events[event] = self._stream_order.stream(call).graph
+            self._events.pop(event, None)
+        else:
+            self._captured_events.pop(event, None)
+            self._events[event] = Signal(stream.release(), call.seq, call.site)
+
+    def wait_for_event(self, call: Call, event: int) -> None:
+        """Order a stream after an event. A wait for a captured event captures the stream, too."""
+        if event in self._captured_events:
+            self._stream_order.capture_stream(
+                self._stream_order.stream(call), self._captured_events[event]
+            )
+        elif stream := self._stream_order.enqueue(call):
+            _wait_for_signal(stream, self._events.get(event), call)
+
+    def sync_event(self, call: Call, event: int) -> None:
+        signal = self._events.get(event)
+        if signal is not None:
+            self._stream_order.host_acquires(signal.release, call)
+
+    def sync_stream(self, call: Call) -> None:
+        self._stream_order.sync_stream(call)
+
+    def sync_context(self, call: Call) -> None:
+        self._stream_order.sync_context(call)
+
+    def run_host_function(self, call: Call, phase: int, event: int) -> None:
+        """Order a host function after the work before it, and the stream's next work after the function.
+
+        ``event`` was recorded in the stream before the function was enqueued, so it covers the work
+        before the function. It is 0 in older traces: then all work of the stream counts as work before it.
+        """
+        if phase == HostCallPhase.END:
+            self._events.pop(event, None)  # no other call waits for this event
+            if self._stream_order.has_stream(call.stream):  # the stream may have been destroyed
+                self._stream_order.enqueue(call)
+        elif event:
+            if signal := self._events.get(event):
+                sync = signal.sync(SyncKind.HOST, call)
+                self._stream_order.host_acquires(signal.release, call, sync)
+        else:
+            self.sync_stream(call)
+
+    def begin_capture(self, call: Call, graph: int) -> None:
+        self._stream_order.capture_stream(self._stream_order.stream(call), graph)
+
+    def end_capture(self, _: Call, graph: int) -> None:
+        for stream in self._stream_order:
+            if stream.graph == graph:
+                stream.graph = 0
+        self._captured_events = {
+            event: event_graph
+            for event, event_graph in self._captured_events.items()
+            if event_graph != graph
+        }
+
+    def apply_memop(self, call: Call, address: int, flag: int) -> None:
+        """Write a memory word after the stream's work, or make the stream wait for the writes of a word."""
+        stream = self._stream_order.enqueue(call)
+        if stream is None:
+            return
+        if flag == MemopType.WRITE:
+            signal = Signal(stream.release(), call.seq, call.site)
+            self._memory_words.setdefault(address, {})[stream.slot] = signal
+        elif address in self._memory_words:
+            for signal in self._memory_words[address].values():
+                _wait_for_signal(stream, signal, call)
+        else:
+            self._wait_for_all_streams(stream, call)
+
+    def prune(self) -> None:
+        """Remove the releases that happen before all future work."""
+        precedes_future_work = self._stream_order.precedes_future_work
+        self._events = {
+            event: signal
+            for event, signal in self._events.items()
+            if not precedes_future_work(signal.release.slot, signal.release.tick)
+        }
+        # The address of a word stays, so that a wait for it is not counted as a wait for an unwritten word.
+        for address, signal_by_slot in self._memory_words.items():
+            self._memory_words[address] = {
+                slot: signal
+                for slot, signal in signal_by_slot.items()
+                if not precedes_future_work(slot, signal.release.tick)
+            }
+
+    def _wait_for_all_streams(self, stream: Stream, call: Call) -> None:
+        """Order a stream after all other streams, since any of them may write the word."""
+        self._gap_counts[UNKNOWN_WORD] += 1
+        for other_stream in self._stream_order:
+            if other_stream is not stream:
+                _wait_for_signal(stream, Signal(other_stream.release(), call.seq, call.site), call)
+
+
+def _wait_for_signal(stream: Stream, signal: Signal | None, call: Call) -> None:
+    if signal is not None and signal.release.tick > stream.clock[signal.release.slot]:
+        stream.acquire(signal.release, signal.sync(SyncKind.EVENT, call))

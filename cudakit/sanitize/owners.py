@@ -1,0 +1,208 @@
+"""Decide whether a race belongs to the program, or to a library that the program calls.
+
+A race belongs to a library in two cases. (1) Both operations were enqueued during one program call: one
+execution of an instruction of the program's own code, such as a call of a library. (2) One program call
+created the streams of both operations and enqueued the first work on each of them, and the program's own
+code never called CUDA with these streams. Every other race, and one that cannot be attributed, belongs to
+the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+
+from cudakit.report.document import Frame
+from cudakit.sanitize.names import call_site_index, is_backward, is_program_frame
+from cudakit.sanitize.races import Race, RaceOwner
+from cudakit.trace.kinds import EventKind
+from cudakit.trace.layout import Records
+from cudakit.trace.trace_file import Stack
+
+_WORK_KINDS: Final = (
+    EventKind.LAUNCH,
+    EventKind.COPY,
+    EventKind.FILL,
+    EventKind.ALLOC,
+    EventKind.FREE,
+    EventKind.COLLECTIVE,
+    EventKind.GRAPH_LAUNCH,
+)
+_PACKAGE_PATTERN = re.compile(
+    r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)"
+    r"|/(cudakit)/(?:allocator|api|arrays|bench|core|devices|gpu|memory|profile|record|run|sanitize|trace)/"
+)
+
+
+def library_of(frames: Sequence[Frame]) -> str:
+    """Return the library that the program called, such as ``torch``; "" without a frame of a library."""
+    entry_frame = library_entry(frames)
+    match = _PACKAGE_PATTERN.search(entry_frame.filename) if entry_frame else None
+    return (match[1] or match[2]) if match else ""
+
+
+def library_entry(frames: Sequence[Frame]) -> Frame | None:
+    """Return the frame of the library function that the program called.
+
+    Returns None if the program called CUDA without a library, or the call stack has no frame of the program.
+    """
+    site = call_site_index(frames)
+    innermost_index = int(is_backward(frames))
+    if not frames or site <= innermost_index or not is_program_frame(frames[site]):
+        return None
+    return frames[site - 1]
+
+
+def is_one_program_call(race: Race) -> bool:
+    """Return whether both operations of a race were enqueued during one call of the program to a library."""
+    current_side, previous_side = race.current, race.previous
+    if current_side.graph and current_side.seq == previous_side.seq:
+        # One launch enqueues all nodes of a graph, so the program calls that captured the nodes are
+        # compared.
+        return current_side.capturing_call == previous_side.capturing_call != 0
+    return current_side.program_call == previous_side.program_call != 0
+
+
+# PyTorch creates 32 streams when it needs the first one (c10/cuda/CUDAStream.cpp, kStreamsPerPool).
+_MIN_POOL_STREAMS: Final = 32
+
+# Files with the functions that frameworks offer programs for the creation of streams.
+_STREAM_FILE_PATTERN = re.compile(
+    r"/torch/(?:cuda/(?:__init__|streams)|_streambase)\.py$|/cupy/cuda/stream|/cupyx?/cuda/"
+    r"|/numba(?:_cuda/numba)?/cuda/|/cuda/(?:core|bindings)/|/cudakit/"
+)
+
+
+def _requests_stream(frames: Sequence[Frame]) -> bool:
+    """Return whether the program itself called a function that creates streams."""
+    library_frames = takewhile(lambda frame: not is_program_frame(frame), frames)
+    return all(_STREAM_FILE_PATTERN.search(frame.filename) for frame in library_frames)
+
+
+class RaceOwnership:
+    """Decides the owner of one race. All occurrences of the race have the same two call stacks."""
+
+    def __init__(self, current_stack: Sequence[Frame], previous_stack: Sequence[Frame]) -> None:
+        entry_frames = library_entry(current_stack), library_entry(previous_stack)
+        self.library = library_of(current_stack) or library_of(previous_stack)
+        self._calls_one_function = (
+            None not in entry_frames and len(set(map(_function_identity, entry_frames))) == 1
+        )
+        self._is_of_program = not self.library
+        # Streams of occurrences that belong to the library if the program never uses these streams.
+        self._streams: set[tuple[StreamUse, int, int]] = set()
+
+    def add(self, race: Race, stream_use: StreamUse) -> bool:
+        """Add an occurrence. Return whether it is the first one that certainly belongs to the program."""
+        was_of_program = self._is_of_program
+        if was_of_program or (self._calls_one_function and is_one_program_call(race)):
+            return False
+        streams = race.current.stream, race.previous.stream
+        if stream_use.are_library_streams(*streams):
+            self._streams.add((stream_use, *streams))
+        else:
+            self._is_of_program = True
+        return self._is_of_program
+
+    @property
+    def owner(self) -> RaceOwner:
+        """The owner of the race: the program if at least one occurrence belongs to the program."""
+        is_of_library = not self._is_of_program and all(
+            stream_use.are_library_streams(*streams) for stream_use, *streams in self._streams
+        )
+        return RaceOwner.LIBRARY if is_of_library else RaceOwner.PROGRAM
+
+
+def _function_identity(frame: Frame | None) -> tuple[str, str]:
+    return (frame.filename, frame.name) if frame else ("", "")
+
+
+class StreamUse:
+    """Finds the streams that only libraries use, in the records of one trace."""
+
+    def __init__(self) -> None:
+        # Whether the innermost frame of each call stack is in the program's own code. Stack 0 is empty.
+        self._is_called_by_program = np.zeros(1, np.bool_)
+        # Program calls that created streams on which no work was enqueued yet, by stream number.
+        self._unused_streams: dict[int, int] = {}
+        # Streams that a library created and used for the first time during the same call by the program, with
+        # the number of that call.
+        self._library_streams: dict[int, int] = {}
+        # Streams with which the program's own code called CUDA.
+        self._program_streams: set[int] = set()
+        # Program call and call stack that created each stream which a library created for itself.
+        self._creations: dict[int, tuple[int, int]] = {}
+        # Number of streams that a library created for itself, by program call and call stack.
+        self._creation_counts: Counter[tuple[int, int]] = Counter()
+
+    def feed(self, records: Records, stacks: Sequence[Stack]) -> None:
+        """Add records. ``stacks`` is the stack table of their trace."""
+        new_stacks = stacks[len(self._is_called_by_program) :]
+        self._is_called_by_program = np.append(
+            self._is_called_by_program,
+            [bool(stack) and is_program_frame(Frame(*stack[0])) for stack in new_stacks],
+        ).astype(np.bool_)
+        kinds = records["kind"]
+        is_creation = kinds == EventKind.STREAM_CREATE
+        self._add_created_streams(records[is_creation], stacks)
+        self._add_first_work(records[np.isin(kinds, _WORK_KINDS)])
+        # The destructor of a library's object destroys the streams of the object, even if the
+        # program's code runs it.
+        is_destruction = kinds == EventKind.STREAM_DESTROY
+        later_records = records[(records["stream"] != 0) & ~is_creation & ~is_destruction]
+        # A damaged trace may refer to stacks that it does not have.
+        site_indices = np.minimum(later_records["site"], len(self._is_called_by_program) - 1)
+        program_records = later_records[self._is_called_by_program[site_indices]]
+        self._program_streams.update(np.unique(program_records["stream"]).tolist())
+
+    def are_library_streams(self, *streams: int) -> bool:
+        """Return whether one program call created these streams for a library, and only it used them.
+
+        The answer can change until the end of the trace, because the program may use a stream later.
+        """
+        program_calls = {self._library_streams.get(stream) for stream in streams}
+        return (
+            len(program_calls) == 1
+            and None not in program_calls
+            and not self._program_streams & set(streams)
+        )
+
+    def is_reachable(self, stream: int) -> bool:
+        """Return whether the program has access to a stream, as far as its calls show.
+
+        The program has no access to a stream that a library created for itself, unless the
+        program's own code called CUDA with this stream. A call that creates many streams fills a
+        pool, from which the program may get streams, too.
+        """
+        creation = self._creations.get(stream)
+        is_from_pool = creation is not None and self._creation_counts[creation] >= _MIN_POOL_STREAMS
+        return creation is None or is_from_pool or stream in self._program_streams
+
+    def _add_created_streams(self, records: Records, stacks: Sequence[Stack]) -> None:
+        columns = (records[name].tolist() for name in ("stream", "program_call", "site"))
+        for stream, program_call, site in zip(*columns, strict=True):
+            has_stack = 0 < site < len(self._is_called_by_program)
+            if not has_stack or self._is_called_by_program[site]:
+                continue
+            if program_call:
+                self._unused_streams[stream] = program_call
+            if not _requests_stream([Frame(*frame) for frame in stacks[site]]):
+                self._creations[stream] = program_call, site
+                self._creation_counts[program_call, site] += 1
+
+    def _add_first_work(self, operations: Records) -> None:
+        """Find the streams whose first work belongs to the program call that created the stream."""
+        if not self._unused_streams:
+            return
+        is_on_unused_stream = np.isin(operations["stream"], list(self._unused_streams))
+        call_columns = (
+            operations[is_on_unused_stream][name].tolist() for name in ("stream", "program_call")
+        )
+        for stream, program_call in zip(*call_columns, strict=True):
+            if self._unused_streams.pop(stream, 0) == program_call != 0:
+                self._library_streams[stream] = program_call

@@ -1,0 +1,304 @@
+"""Present one race: the sentence and its fix, the diagram, and the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from cudakit.report.document import (
+    Facts,
+    Finding,
+    Note,
+    Section,
+    Stack,
+    Text,
+    Value,
+)
+from cudakit.sanitize.hints import short_stream_name
+from cudakit.sanitize.names import in_range, is_backward
+from cudakit.sanitize.present.race_diagram import diagram, is_used_after_free
+from cudakit.sanitize.races import Confidence, RaceKind
+from cudakit.sanitize.result import FoundRace, Memory, Process, Side, UnverifiedPair
+from cudakit.trace.kinds import AllocationKind, Precision
+from cudakit.units import Unavailable, capitalized, format_bytes, format_count
+
+MEANINGS: Final = {
+    RaceKind.READ_AFTER_WRITE: "An operation reads memory that another one may still be writing.",
+    RaceKind.WRITE_AFTER_READ: "An operation overwrites memory that another one may still be reading.",
+    RaceKind.WRITE_AFTER_WRITE: "Two operations write the same memory in no defined order.",
+    RaceKind.USE_BEFORE_ALLOCATION: "Memory is used before its stream-ordered allocation completes.",
+    RaceKind.USE_AFTER_FREE: "Memory is freed while it may still be in use, or used after its free.",
+    RaceKind.REUSE: "A caching allocator reuses a block that another stream may still be using.",
+    RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
+}
+
+# Headings of the kinds of races whose names are too short to be clear.
+_MAX_LISTED_RANKS: Final = 16
+
+_HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
+
+_PRECISION_TEXTS: Final = {
+    Precision.EXACT: "exact",
+    Precision.MERGED: "merged ranges, because there were too many exact ranges",
+    Precision.SUMMARY: "a store to an unknown part of the tensor",
+    Precision.ASSUMED: "assumed from a pointer argument",
+    Precision.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
+}
+
+_ALLOCATION_KINDS: Final = {
+    AllocationKind.SYNC: "device memory",
+    AllocationKind.STREAM_ORDERED: "stream-ordered device memory",
+    AllocationKind.VIRTUAL: "device memory mapped into a reserved address range",
+    AllocationKind.PINNED: "pinned host memory",
+    AllocationKind.MANAGED: "managed memory",
+    AllocationKind.GRAPH: "allocated by a graph node",
+}
+
+
+def describe_place(address: int, memory: Memory | None) -> str:
+    """Return an address relative to its allocation, because addresses differ between runs."""
+    if memory is None:
+        return f"{address:#x}"
+    offset = address - memory.address
+    if offset < 0:  # the address of an assumed access can be outside of the allocation
+        return f"{-offset:,} B before the allocation"
+    return f"offset {offset:,} B of the allocation" if offset else "the start of the allocation"
+
+
+def describe_access(side: Side, memory: Memory | None) -> str:
+    """Return the access of a side: ``writes 4.00 MiB at offset 512 B of the allocation``."""
+    size_text, location = format_bytes(side.size_bytes), describe_place(side.address, memory)
+    verbs = [verb for verb, applies in (("read", side.reads), ("write", side.writes)) if applies]
+    if side.operation in ("allocation", "free") or not verbs:
+        return f"{size_text} at {location}"
+    if side.known >= Precision.ASSUMED:
+        return f"receives a pointer to {location}; may {' and '.join(verbs)} up to {size_text} from there"
+    adverb = " atomically" if side.atomic else ""
+    if side.known is Precision.SUMMARY:
+        size_text = f"an unknown part of the {size_text}"
+    elif side.accessed_bytes:
+        size_text = f"{format_bytes(side.accessed_bytes)} of the {size_text}"
+    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size_text} at {location}{adverb}"
+
+
+def describe_precision(race: FoundRace) -> str:
+    """Return the precision of both accesses."""
+    if race.previous.known is race.current.known is Precision.EXACT:
+        return "both accesses are exact"
+    precision_text = (
+        f"the earlier access is {_PRECISION_TEXTS[race.previous.known]}, "
+        f"the later one is {_PRECISION_TEXTS[race.current.known]}"
+    )
+    if race.confidence is Confidence.CERTAIN:
+        precision_text += " and covers all of it"
+        if race.current.known is not Precision.EXACT:
+            precision_text = (
+                f"the later access is {_PRECISION_TEXTS[race.current.known]}, "
+                f"the earlier one is {_PRECISION_TEXTS[race.previous.known]} and covers all of it"
+            )
+    return precision_text
+
+
+def describe_memory(memory: Memory) -> str:
+    """Return an allocation in words: ``64.0 MiB, device memory``."""
+    return f"{format_bytes(memory.size_bytes)}, {_ALLOCATION_KINDS[memory.how]}"
+
+
+_LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
+    Confidence.CERTAIN: "error",
+    Confidence.LIKELY: "warn",
+    Confidence.POSSIBLE: "info",
+}
+
+
+def race_section(
+    race: FoundRace, race_number: int, *, processes: Sequence[Process] = (), is_counted: bool = True
+) -> Section:
+    """Return the section of one race of the report. ``processes`` are the processes of the run.
+
+    A race that does not count as a finding has no drawing, and is not shown as an error.
+    """
+    note = race_note(race, is_counted=is_counted)
+    drawing_nodes = diagram(race, race_number) if is_counted else ()
+    facts = Facts(tuple(_facts(race, processes)))
+    return Section(_heading(race, race_number), (note, *drawing_nodes, facts))
+
+
+def _heading(race: FoundRace, race_number: int) -> str:
+    occurrences_text = f", found {format_count(race.count)} times" if race.count > 1 else ""
+    library_text = f" in {race.library}" if race.library else ""
+    kind = _HEADINGS.get(race.kind, race.kind.value)
+    return f"{race_number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
+
+
+def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
+    """Return the sentence of a race with its remedies, and the finding for structured formats.
+
+    A race that does not count has the level "info".
+    """
+    sides_by_order = (("later", race.current), ("earlier", race.previous))
+    locations = [
+        (f"{order_word}: {_operation_text(side)}", _stack(side))
+        for order_word, side in sides_by_order
+    ]
+    if race.memory:
+        locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
+    finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
+    level = _LEVELS[race.confidence] if is_counted else "info"
+    # The program cannot order the streams of a library, so the advice of the known issue replaces
+    # the fix.
+    remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
+    source_lines = tuple(_source_lines(race))
+    return Note(level, capitalized(race.sentence), remedies, finding, evidence=source_lines)
+
+
+UNVERIFIED_MEANING: Final = (
+    "Two operations are not ordered, and the accesses of one of them were not recorded, but taken from "
+    "another launch of the same kernel."
+)
+
+
+def unverified_note(pair: UnverifiedPair) -> Note:
+    """Return the sentence of two operations that may race, and the finding for structured formats."""
+    sides_by_order = (("later", pair.current), ("earlier", pair.previous))
+    locations = [
+        (f"{order_word}: {_operation_text(side)}", _stack(side))
+        for order_word, side in sides_by_order
+    ]
+    finding = Finding("unverified-launch", UNVERIFIED_MEANING, tuple(locations))
+    return Note("error", capitalized(pair.sentence), (pair.hint,), finding)
+
+
+# Larger files are not read for the source line of a call.
+_MAX_SOURCE_BYTES: Final = 1 << 21
+_MAX_SOURCE_LETTERS: Final = 200
+
+
+def _source_lines(race: FoundRace) -> Iterator[str]:
+    """Yield the source line of the call site of each side, if the file is on this computer."""
+    for order_word, side in (("earlier", race.previous), ("later", race.current)):
+        frame = side.stack[side.site] if side.stack else None
+        if frame and (line := _source_line(Path(frame.filename), frame.line)):
+            yield f"{order_word}, {frame.filename}:{frame.line}: {line}"
+
+
+def _source_line(file: Path, line_number: int) -> str:
+    """Return a line of a Python file; "" if there is none.
+
+    Other files are not read, because the names in a log from someone else could point to any file.
+    """
+    try:
+        if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
+            return ""
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        return ""
+    return (
+        lines[line_number - 1].strip()[:_MAX_SOURCE_LETTERS]
+        if 0 < line_number <= len(lines)
+        else ""
+    )
+
+
+def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
+    if issue := race.known_issue:
+        yield "known issue", Text(f"{issue.title}: {issue.reference}")
+    on_two_devices = race.current.device != race.previous.device
+    for order_word, side in (("earlier", race.previous), ("later", race.current)):
+        device_text = f" of cuda:{side.device}" if on_two_devices else ""
+        yield (
+            order_word,
+            Text(f"{_operation_text(side)}{device_text}; {describe_access(side, race.memory)}"),
+        )
+        # A race inside a library is shown with the frames of the library.
+        innermost_index = int(is_backward(side.stack))
+        yield "called at", Stack(side.stack, innermost_index) if race.library else _stack(side)
+        if side.graph and side.launch_stack:
+            yield "graph launched at", Stack(side.launch_stack, side.launch_site)
+    yield "both access", Text(_bytes_text(race))
+    if race.count > 1:
+        yield (
+            "found",
+            Text(
+                f"{format_count(race.count)} times, of which this is one; two operations that both "
+                "access several separate ranges of bytes count several times"
+            ),
+        )
+    yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
+    yield from _memory_facts(race)
+    if not is_used_after_free(race):
+        yield "last wait", Text(_last_wait(race))
+    if len(processes) > 1:
+        yield from _process_facts(race, processes)
+
+
+def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
+    """Yield the process of the described occurrence, and the number of processes or ranks with the race."""
+    rank_by_process = {process.process: process.rank for process in processes}
+    rank = rank_by_process.get(race.process)
+    yield "process", Text(str(race.process) if rank is None else f"{race.process}, rank {rank}")
+    if len(race.processes) > 1:
+        processes_with_race = sorted(
+            rank for process in race.processes if (rank := rank_by_process.get(process)) is not None
+        )
+        has_ranks = len(processes_with_race) == len(race.processes)
+        listed_text = ", ".join(map(str, processes_with_race[:_MAX_LISTED_RANKS]))
+        ellipsis = ", …" if len(processes_with_race) > _MAX_LISTED_RANKS else ""
+        yield (
+            "found in",
+            Text(
+                f"ranks {listed_text}{ellipsis}"
+                if has_ranks
+                else f"{len(race.processes)} processes"
+            ),
+        )
+
+
+def _operation_text(side: Side) -> str:
+    node_text = f" (node {side.node} of graph {side.graph})" if side.graph else ""
+    return f"{side.operation_name}{node_text} on {side.stream}{in_range(side.ranges)}"
+
+
+def _stack(side: Side) -> Stack:
+    return Stack(side.stack, side.site)
+
+
+def _bytes_text(race: FoundRace) -> str:
+    caveat = (
+        "; possibly fewer bytes: adjacent ranges were merged to save memory"
+        if race.approximate
+        else ""
+    )
+    sides = (race.current, race.previous)
+    size_text = format_bytes(race.size_bytes)
+    if any(side.known is Precision.SUMMARY for side in sides):
+        size_text = f"up to {size_text}"
+    if strided_sizes := [side.accessed_bytes for side in sides if side.accessed_bytes]:
+        if race.size_bytes > min(strided_sizes):
+            size_text = f"up to {format_bytes(min(strided_sizes))} of the {size_text}"
+        else:
+            caveat += "; a strided access may have more common bytes behind these"
+    location = describe_place(race.address, race.memory)
+    return f"{size_text} at {location}{caveat}"
+
+
+def _memory_facts(race: FoundRace) -> Iterator[tuple[str, Value]]:
+    memory = race.memory
+    if memory is None:
+        yield "memory", Unavailable("not allocated by CUDA, or allocated before recording began")
+        return
+    yield "memory", Text(describe_memory(memory))
+    yield "allocated at", Stack(memory.stack, memory.site)
+
+
+def _last_wait(race: FoundRace) -> str:
+    if race.last_sync:
+        return race.last_sync.sentence
+    earlier_stream_name, later_stream_name = (
+        short_stream_name(race.previous),
+        short_stream_name(race.current),
+    )
+    if earlier_stream_name == later_stream_name:
+        return "none"
+    return f"none: {later_stream_name} never waited for {earlier_stream_name}"

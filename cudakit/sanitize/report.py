@@ -1,0 +1,437 @@
+"""Collect the races of all processes, count each race once, and format races as plain text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, takewhile
+from typing import TypeAlias
+
+from cudakit.report.document import Frame
+from cudakit.sanitize.baseline import BaselineMatcher
+from cudakit.sanitize.hints import (
+    advice_on_library,
+)
+from cudakit.sanitize.names import (
+    Demangle,
+    in_range,
+    is_program_frame,
+)
+from cudakit.sanitize.owners import RaceOwnership, StreamUse
+from cudakit.sanitize.race_decoder import RaceDecoder
+from cudakit.sanitize.races import (
+    Confidence,
+    Coverage,
+    Operation,
+    Race,
+    RaceOwner,
+)
+from cudakit.sanitize.result import (
+    BaselineUse,
+    DifferentCalls,
+    FoundRace,
+    KnownRace,
+    Memory,
+    Process,
+    SanitizeResult,
+    Side,
+    Suppressed,
+    UnverifiedPair,
+)
+from cudakit.sanitize.suppressions import Suppression
+from cudakit.trace.kinds import Precision, StreamFlag
+from cudakit.trace.trace_file import Stack
+from cudakit.units import format_bytes
+
+
+@dataclass(slots=True)
+class _Occurrences:
+    """The occurrences of one race."""
+
+    example: FoundRace
+    decoder: RaceDecoder  # decoder of the example
+    ownership: RaceOwnership
+    # By PID: the streams of the earlier and of the later operations, each with its device.
+    streams_by_process: dict[int, tuple[dict[int, int], dict[int, int]]] = field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def from_example(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
+        ownership = RaceOwnership(example.current.stack, example.previous.stack)
+        return cls(example, decoder, ownership)
+
+    def add(self, race: Race, decoder: RaceDecoder) -> None:
+        """Add an occurrence of the race, which replaces the example if it is the better example."""
+        earlier_streams, later_streams = self.streams_by_process.setdefault(
+            decoder.process, ({}, {})
+        )
+        earlier_streams[race.previous.stream] = race.previous.device
+        later_streams[race.current.stream] = race.current.device
+        is_of_program = self.ownership.add(race, decoder.stream_use)
+        if is_of_program or _is_better_example(race, self.example):
+            self.example, self.decoder = decoder.decode(race), decoder
+
+    def found_race(self, occurrence_count: int) -> FoundRace:
+        """Return the race as the report shows it, with all its streams and processes."""
+        race = replace(
+            self.example, count=occurrence_count, processes=tuple(sorted(self.streams_by_process))
+        )
+        if self.ownership.owner is RaceOwner.LIBRARY:
+            return replace(
+                race,
+                owner=RaceOwner.LIBRARY,
+                library=self.ownership.library,
+                hint=advice_on_library(self.ownership.library),
+                hint_checked=False,
+                remedies=(),
+            )
+        return self.decoder.with_streams(race, *self.streams_by_process[race.process])
+
+
+_Frames: TypeAlias = tuple[Frame, ...]
+_Key: TypeAlias = tuple[object, ...]
+
+_CONFIDENCE_ORDER = tuple(Confidence)  # certain, likely, possible
+
+
+class Report:
+    """Collects races and counts their occurrences.
+
+    Races with the same kind, operations and call stacks are one race, also in different processes. Races with
+    less confidence than ``min_confidence`` are counted, but not reported. With ``counts_library_races``,
+    races of libraries are findings, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_confidence: Confidence = Confidence.LIKELY,
+        suppressions: Sequence[Suppression] = (),
+        baseline: BaselineMatcher | None = None,
+        counts_library_races: bool = False,
+        demangle: Demangle = str,
+    ) -> None:
+        self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(min_confidence) + 1]
+        self._suppressions = suppressions
+        self._baseline = baseline
+        self._counts_library_races = counts_library_races
+        self._demangle = demangle
+        self._races: dict[_Key, _Occurrences] = {}
+        self._suppression_indices: dict[
+            _Key, int
+        ] = {}  # index of the suppression of each suppressed race
+        self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
+        self._occurrence_counts: Counter[_Key] = Counter()
+        self._occurrences_by_process: Counter[int] = Counter()
+        self._unverified_pair_by_key: dict[
+            _Key, UnverifiedPair
+        ] = {}  # pairs by the identities of both operations
+        self._hidden_count = 0  # number of occurrences with less confidence than is shown
+        # The frames of a call stack by PID, trace number and index in the stack table.
+        self._frames: dict[tuple[int, int, int], _Frames] = {}
+        self._interned_stacks: dict[_Frames, _Frames] = {}  # one object for all equal stacks
+
+    def add(
+        self,
+        process: int,
+        races: Iterable[Race],
+        *,
+        stacks: Sequence[Stack],
+        flag_by_stream: Mapping[int, StreamFlag],
+        trace_number: int = 0,
+        stream_use: StreamUse | None = None,
+    ) -> int:
+        """Add the races of one trace; return the number of races that are reported.
+
+        ``stacks`` is the stack table of the trace, ``flag_by_stream`` has the flags of its streams by
+        stream number, ``stream_use`` shows which of these streams only libraries use. ``trace_number`` is
+        the number of the trace within the process.
+        """
+        stack_of = partial(self._stack, (process, trace_number), stacks)
+        stream_use = stream_use or StreamUse()
+        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
+        return sum(self._add(decoder, race) for race in races)
+
+    def add_unverified(
+        self,
+        process: int,
+        races: Iterable[Race],
+        *,
+        stacks: Sequence[Stack],
+        flag_by_stream: Mapping[int, StreamFlag],
+        trace_number: int = 0,
+        stream_use: StreamUse | None = None,
+    ) -> None:
+        """Add races with possible accesses of launches that were not recorded.
+
+        The arguments are those of ``add``. Suppressed pairs, and pairs inside libraries, are not findings.
+        """
+        stack_of = partial(self._stack, (process, trace_number), stacks)
+        stream_use = stream_use or StreamUse()
+        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
+        for race in races:
+            current_side, previous_side = decoder.side(race.current), decoder.side(race.previous)
+            ownership = RaceOwnership(current_side.stack, previous_side.stack)
+            ownership.add(race, stream_use)
+            is_counted = self._counts_library_races or ownership.owner is RaceOwner.PROGRAM
+            is_suppressed = any(
+                suppression.covers(current_side, previous_side)
+                for suppression in self._suppressions
+            )
+            if is_counted and not is_suppressed:
+                _, *sides = self._key(decoder, race)
+                self._unverified_pair_by_key.setdefault(
+                    tuple(sides),
+                    unverified_pair(
+                        process,
+                        current_side,
+                        previous_side,
+                        is_current_unrecorded=race.current.precision >= Precision.ASSUMED,
+                    ),
+                )
+
+    def result(
+        self,
+        *,
+        exit_status: int | None,
+        coverage: Mapping[int, Coverage],
+        gaps: Iterable[Mapping[str, int]] = (),
+        simulated: bool = False,
+        stopped: bool = False,
+        notes: Sequence[str] = (),
+        incomplete: Sequence[str] = (),
+        no_gpu_work: str | None = None,
+        different_calls: tuple[DifferentCalls, ...] = (),
+        ranks: Mapping[int, int] | None = None,
+    ) -> SanitizeResult:
+        """Return the result. The keys of the mappings are PIDs; ``gaps`` are the counts of each trace."""
+        total_coverage = sum(coverage.values(), Coverage())
+        racing_sides = {tuple(sides) for _, *sides in self._occurrence_counts}
+        return SanitizeResult(
+            exit_status=exit_status,
+            simulated=simulated,
+            stopped=stopped,
+            races=tuple(sorted(self._races_with_counts(), key=_sort_key)),
+            coverage=replace(
+                total_coverage, suspected=total_coverage.suspected + self._hidden_count
+            ),
+            gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
+            suppressed=tuple(self._suppressed_counts()),
+            processes=tuple(
+                Process(
+                    process,
+                    coverage[process].launches,
+                    self._occurrences_by_process[process],
+                    (ranks or {}).get(process),
+                )
+                for process in sorted(coverage)
+            ),
+            notes=tuple(notes),
+            incomplete=tuple(incomplete),
+            no_gpu_work=no_gpu_work,
+            baseline=self._baseline_use(),
+            internal=self._counts_library_races,
+            different_calls=different_calls,
+            unverified=tuple(
+                pair
+                for sides, pair in self._unverified_pair_by_key.items()
+                if sides not in racing_sides
+            ),
+        )
+
+    def _add(self, decoder: RaceDecoder, race: Race) -> bool:
+        """Count a race, and store it if it is new. Return whether it is reported."""
+        if race.confidence not in self._shown_confidences:
+            self._hidden_count += 1
+            return False
+        race_key = self._key(decoder, race)
+        if race_key not in self._occurrence_counts:
+            self._add_new(race_key, decoder.decode(race), decoder)
+        self._occurrence_counts[race_key] += 1
+        if race_key in self._suppression_indices or race_key in self._known_races:
+            return False
+        self._occurrences_by_process[decoder.process] += 1
+        self._races[race_key].add(race, decoder)
+        return True
+
+    def _add_new(self, race_key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
+        """Store a race by the baseline that has it, by the suppression that covers it, or as a new race."""
+        if self._baseline and (known_race := self._baseline.find(found_race)):
+            self._known_races[race_key] = known_race
+            return
+        for suppression_index, suppression in enumerate(self._suppressions):
+            if suppression.covers(found_race.current, found_race.previous):
+                self._suppression_indices[race_key] = suppression_index
+                return
+        self._races[race_key] = _Occurrences.from_example(found_race, decoder)
+
+    def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
+        sides = (race.current, race.previous)
+        identities = (self._identity(decoder, operation) for operation in sides)
+        return (race.kind, *chain.from_iterable(identities))
+
+    def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
+        # Equal stacks are one object, so ids are compared instead of frames. The name of a
+        # collective's kernel is not compared, because it depends on the size of the buffers.
+        collective = operation.collective
+        name = collective.function if collective else operation.name
+        return operation.kind, name, id(decoder.stacks(operation.site))
+
+    def _stack(
+        self, trace_id: tuple[int, int], stacks: Sequence[Stack], stack_index: int
+    ) -> _Frames:
+        """Return a call stack; ``trace_id`` is a PID and a trace number."""
+        if not 0 <= stack_index < len(stacks):
+            return ()
+        frames = self._frames.get((*trace_id, stack_index))
+        if frames is None:
+            frames = self._frames[(*trace_id, stack_index)] = self._intern_stack(
+                stacks[stack_index]
+            )
+        return frames
+
+    def _intern_stack(self, stack: Stack) -> _Frames:
+        frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
+        return self._interned_stacks.setdefault(frames, frames)
+
+    def _races_with_counts(self) -> Iterable[FoundRace]:
+        return (
+            occurrences.found_race(self._occurrence_counts[race_key])
+            for race_key, occurrences in self._races.items()
+        )
+
+    def _suppressed_counts(self) -> Iterable[Suppressed]:
+        for suppression_index, suppression in enumerate(self._suppressions):
+            occurrence_counts = [
+                self._occurrence_counts[race_key]
+                for race_key, index in self._suppression_indices.items()
+                if index == suppression_index
+            ]
+            yield Suppressed(
+                suppression.pattern,
+                suppression.origin,
+                len(occurrence_counts),
+                sum(occurrence_counts),
+            )
+
+    def _baseline_use(self) -> BaselineUse | None:
+        if self._baseline is None:
+            return None
+        occurrence_count = sum(self._occurrence_counts[race_key] for race_key in self._known_races)
+        return self._baseline.use(self._known_races.values(), occurrence_count)
+
+
+def _sort_key(found_race: FoundRace) -> tuple[int, ...]:
+    """Return the sort key of a race. It does not depend on addresses, because they differ between runs."""
+    location = (
+        (found_race.memory.seq, found_race.offset_bytes or 0) if found_race.memory else (0, 0)
+    )
+    is_of_library = found_race.owner is RaceOwner.LIBRARY
+    confidence_rank = _confidence_rank(found_race)
+    return (
+        is_of_library,
+        confidence_rank,
+        found_race.current.seq,
+        found_race.previous.seq,
+        *location,
+    )
+
+
+def _is_better_example(race: Race, found_race: FoundRace) -> bool:
+    """Return whether to report a race instead of an earlier race between the same call sites.
+
+    A more certain race is better. Among the races of one operation, the race on the earliest allocation is
+    better, because the order of the addresses differs between runs.
+    """
+    confidence_rank = _CONFIDENCE_ORDER.index(race.confidence)
+    if confidence_rank != _confidence_rank(found_race) or not (
+        race.allocation and found_race.memory
+    ):
+        return confidence_rank < _confidence_rank(found_race)
+    if race.current.seq != found_race.current.seq:
+        return False
+    allocation = race.allocation
+    location = allocation.seq, race.lo - allocation.address
+    return (race.previous.seq, *location) < _sort_key(found_race)[3:]
+
+
+def _confidence_rank(found_race: FoundRace) -> int:
+    return _CONFIDENCE_ORDER.index(found_race.confidence)
+
+
+def unverified_pair(
+    process: int, current_side: Side, previous_side: Side, *, is_current_unrecorded: bool = False
+) -> UnverifiedPair:
+    """Return a pair of which the accesses of one launch were not recorded, with its description."""
+    current = f"{current_side.operation_name} on {current_side.stream}"
+    previous = f"{previous_side.operation_name} on {previous_side.stream}"
+    unrecorded_side = "later" if is_current_unrecorded else "earlier"
+    sentence = (
+        f"{current} is not ordered after {previous} and may access the same bytes: the accesses of the "
+        f"{unrecorded_side} launch were not recorded, but taken from another launch of the same kernel"
+    )
+    return UnverifiedPair(
+        sentence=sentence,
+        current=current_side,
+        previous=previous_side,
+        process=process,
+        hint="rerun with --accesses exact, which records the accesses of every launch",
+    )
+
+
+_MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call site outwards
+
+
+def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
+    """Return the races that are findings: certain and likely races of the program.
+
+    With ``--internal``, races of libraries are findings, too.
+    """
+    return tuple(
+        race for race in result.races if race.confidence.is_finding and result.is_counted(race)
+    )
+
+
+def message(races: Sequence[FoundRace]) -> str:
+    """Return races as plain text, after a line with the number of races."""
+    return "\n\n".join((headline(races), *map(_race_text, races)))
+
+
+def headline(races: Sequence[FoundRace]) -> str:
+    """Return the line with the number of races."""
+    return f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
+
+
+def _race_text(race: FoundRace) -> str:
+    occurrences_text = f", {race.count} times" if race.count > 1 else ""
+    lines = [f"{race.kind} ({race.confidence}{occurrences_text}): {race.sentence}"]
+    lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
+    if memory := race.memory:
+        race_size_text, allocation_size_text = (
+            format_bytes(race.size_bytes),
+            format_bytes(memory.size_bytes),
+        )
+        offset_text = f"{race.offset_bytes or 0:,} B"
+        memory_line = f"memory:  {race_size_text} at offset {offset_text} of {allocation_size_text}"
+        lines += _with_stack(memory_line, memory)
+    if race.last_sync:
+        lines.append(f"  sync:    {race.last_sync.sentence}")
+    if issue := race.known_issue:
+        lines.append(f"  known:   {issue.title} ({issue.reference})")
+    return "\n".join([*lines, f"  fix:     {issue.advice if issue else race.hint}"])
+
+
+def _operation_lines(label: str, side: Side) -> list[str]:
+    in_ranges = in_range(side.ranges)
+    return _with_stack(f"{label + ':':8} {side.operation_name} on {side.stream}{in_ranges}", side)
+
+
+def _with_stack(first_line: str, source: Side | Memory) -> list[str]:
+    """Return a line followed by the frames of the program, from the call site to the first library frame."""
+    program_frames = tuple(takewhile(is_program_frame, source.stack[source.site :]))
+    frames = program_frames or source.stack[:1]
+    locations = (f"{frame.filename}:{frame.line} {frame.name}" for frame in frames[:_MAX_FRAMES])
+    return [f"  {first_line}", *(f"           {location}" for location in locations)]

@@ -1,0 +1,318 @@
+"""Scenarios 43 to 48: the trace, its stacks, and snapshots that memviz reads."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from allocator.device import MIB, Device
+from allocator.summaries import actions
+from allocator.work import Work
+
+from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.oom import OutOfMemory
+from cudakit.allocator.private_pools import MemPool
+from cudakit.errors import UsageError
+from cudakit.memory.load import load
+from cudakit.memory.replay import replay
+from cudakit.memory.replay.lifetimes import Contradictions
+from cudakit.memory.snapshot import BlockState, Snapshot
+from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.settings import Settings
+
+SIZE = 311 * 411 * 4
+
+
+def take(allocator: CachingAllocator) -> int:
+    return allocator.alloc(SIZE)
+
+
+def give(allocator: CachingAllocator, ptr: int) -> None:
+    allocator.free(ptr)
+
+
+def empty(allocator: CachingAllocator) -> None:
+    allocator.empty_cache()
+
+
+def trace(allocator: CachingAllocator) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
+    return entries
+
+
+def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
+    path = folder / "snapshot.pkl"
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    return load(str(path))
+
+
+def test_43_live_block_has_the_stack_of_its_allocation(allocator: CachingAllocator) -> None:
+    allocator.record_history("state", context="all")
+    ptr = take(allocator)
+
+    (segment,) = allocator.snapshot()["segments"]
+    block = segment["blocks"][0]
+    assert block["address"] == ptr
+    assert block["frames"][0] == {
+        "name": "take",
+        "filename": __file__,
+        "line": take.__code__.co_firstlineno + 1,
+    }
+    assert segment["frames"] == []  # the upper part of the split block has the stack, as in PyTorch
+    assert len(trace(allocator)) == 1
+    allocator.free(ptr)
+    allocator.empty_cache()
+    assert trace(allocator)[-1]["action"] == "segment_free"
+
+
+def test_whole_segment_has_the_stack_of_its_allocation(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history("all", context="alloc")
+    allocator.free(allocator.alloc(30 * MIB))
+    (segment,) = allocator.snapshot()["segments"]
+    assert segment["frames"]
+
+    allocator.free(allocator.alloc(20 * MIB))
+    allocator.empty_cache()
+    assert "frames" not in trace(allocator)[-1]
+
+
+def test_large_segments_are_released_before_small_ones(allocator: CachingAllocator) -> None:
+    for ptr in [allocator.alloc(size) for size in (512, 30 * MIB, MIB, MIB, 20 * MIB)]:
+        allocator.free(ptr)
+    allocator.record_history()
+    allocator.empty_cache()
+
+    assert [e["size"] // MIB for e in trace(allocator)] == [20, 30, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("context", "expected_names"),
+    [("state", set()), ("alloc", {"take"}), ("all", {"take", "give", "empty"}), (None, set())],
+)
+def test_44_context_selects_the_stacks_in_the_trace(
+    allocator: CachingAllocator, context: Any, expected_names: set[str]
+) -> None:
+    allocator.record_history("all", context=context)
+    give(allocator, take(allocator))
+    empty(allocator)
+
+    names = {frame["name"] for entry in trace(allocator) for frame in entry.get("frames", [])}
+    assert names & {"take", "give", "empty"} == expected_names
+
+
+def test_free_event_without_a_stack_has_the_stack_of_the_allocation(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history(context="alloc")
+    give(allocator, take(allocator))
+
+    assert {entry["frames"][0]["name"] for entry in trace(allocator)} == {"take"}
+
+
+def test_45_skipped_actions_are_omitted(allocator: CachingAllocator) -> None:
+    allocator.record_history(skip_actions=["free_requested", "segment_alloc"])
+    give(allocator, take(allocator))
+
+    assert actions(allocator) == ["alloc", "free_completed"]
+
+
+def test_45_metadata_is_in_every_entry_while_it_is_set(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    allocator.set_metadata("step 1")
+    ptr = take(allocator)
+    allocator.set_metadata("")
+    give(allocator, ptr)
+
+    assert [entry["user_metadata"] for entry in trace(allocator)] == ["step 1"] * 2 + [""] * 2
+
+
+def test_45_history_without_stacks(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    ptr = take(allocator)
+    allocator.record_history(context=None)
+    take(allocator)
+    allocator.record_history()
+    give(allocator, ptr)
+
+    assert ["frames" in entry for entry in trace(allocator)] == [True, True, False, True, True]
+
+
+def test_46_latest_entries_are_kept_in_order(allocator: CachingAllocator) -> None:
+    allocator.record_history(max_entries=10)
+    for size in range(1, 9):
+        allocator.free(allocator.alloc(512 * size))
+    entries = trace(allocator)
+
+    assert len(entries) == 10
+    assert [entry["size"] // 512 for entry in entries] == [5, 6, 6, 6, 7, 7, 7, 8, 8, 8]
+    assert [e["time_us"] for e in entries] == sorted(e["time_us"] for e in entries)
+    assert allocator.snapshot()["trace_alloc_overflowed"] == [True]
+    allocator.record_history(clear=True)
+    allocator.alloc(512)
+    assert allocator.snapshot()["trace_alloc_overflowed"] == [False]
+
+
+def test_segments_are_numbered_in_order_of_allocation(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    first = allocator.alloc(30 * MIB)
+    allocator.alloc(700)
+    allocator.free(first)
+    allocator.empty_cache()
+    allocator.alloc(9 * MIB)
+
+    by_place = {
+        s["total_size"]: s["registration_counter"] for s in allocator.snapshot()["segments"]
+    }
+    assert by_place == {2 * MIB: 2, 20 * MIB: 3}
+    assert loaded(allocator, tmp_path).devices[0].warnings == ()
+
+
+def test_events_of_a_restore_have_internal_metadata(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    allocator.record_history()
+    allocator.set_metadata("step 1")
+    pool = MemPool(allocator)
+    with allocator.use_pool(pool):
+        blocks = [allocator.alloc(700), allocator.alloc(700)]
+        allocator.free(blocks[0])
+        state = allocator.checkpoint(pool)
+        allocator.free(blocks[1])
+    count_before = len(trace(allocator))
+    allocator.restore(state)
+    count_after = len(trace(allocator))
+    allocator.free(blocks[1])
+    entries = trace(allocator)
+    pool.close()
+
+    tagged = [entry for entry in entries if "internal_metadata" in entry]
+    assert tagged == [
+        entry for entry in entries[count_before:count_after] if entry["action"] != "snapshot"
+    ]
+    assert len(tagged) == 7  # three blocks are allocated in the segment, and two are freed
+    assert {entry["internal_metadata"] for entry in tagged} == {"restore"}
+    assert {entry["user_metadata"] for entry in entries} == {"step 1"}
+    assert loaded(allocator, tmp_path).devices[0].warnings == ()
+
+
+def test_stopped_history_keeps_its_entries(
+    allocator: CachingAllocator,
+) -> None:
+    allocator.record_history()
+    ptr = take(allocator)
+    allocator.record_history(None)
+    give(allocator, ptr)
+
+    assert actions(allocator) == ["segment_alloc", "alloc"]
+    allocator.record_history(clear=True)
+    assert actions(allocator) == []
+
+
+def test_snapshot_event_is_in_the_next_snapshot(allocator: CachingAllocator) -> None:
+    allocator.record_history()
+    allocator.alloc(MIB)
+    allocator.snapshot()
+
+    last_entry = trace(allocator)[-1]
+    assert (last_entry["action"], last_entry["addr"], last_entry["size"]) == ("snapshot", 0, MIB)
+
+
+@pytest.mark.parametrize(
+    ("invalid", "words"),
+    [
+        ({"history": "some"}, "'some'"),
+        ({"context": "many"}, "'many'"),
+        ({"max_entries": 0}, "0 entries"),
+        ({"skip_actions": ["allocate"]}, "'allocate'"),
+    ],
+)
+def test_invalid_history_setting_is_refused(
+    allocator: CachingAllocator, invalid: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        allocator.record_history(**invalid)
+
+
+def program(allocator: CachingAllocator) -> None:
+    """Record a trace with all kinds of entries."""
+    allocator.record_history()
+    blocks = [allocator.alloc(size) for size in (700, 9 * MIB, 3000, 30 * MIB, MIB)]
+    allocator.free(blocks[0])
+    allocator.free(blocks[1], 11)
+    allocator.free(blocks[3])
+    allocator.empty_cache()
+    allocator.alloc(5 * MIB, 12)
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(1 << 40)
+    waits = allocator.alloc(8 * MIB)
+    allocator.free(waits, 11)
+
+
+def test_47_memviz_replays_the_trace_to_the_blocks_of_the_snapshot(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    program(allocator)
+    snapshot = loaded(allocator, tmp_path)
+
+    (device,) = snapshot.devices
+    assert device.warnings == ()
+    assert replay(snapshot, device).inconsistencies == Contradictions(0, 0, 0, 0)
+    assert device.overflowed is False
+    assert len(device.segments) == 3
+    states = set(device.blocks.state.tolist())
+    assert states == {BlockState.ALLOCATED, BlockState.PENDING_FREE, BlockState.INACTIVE}
+    assert Action.OOM in device.events.action.tolist()
+    assert Action.UNKNOWN not in device.events.action.tolist()
+    assert any(frame.filename == __file__ for frame in snapshot.frames)
+
+
+def test_47_replay_curves_end_at_the_statistics(
+    allocator: CachingAllocator, tmp_path: Path
+) -> None:
+    program(allocator)
+    snapshot = loaded(allocator, tmp_path)
+    curves = replay(snapshot, snapshot.devices[0]).curves
+
+    statistics = allocator.statistics()
+    for curve in ("requested", "allocated", "active", "reserved"):
+        ends = getattr(curves, curve)
+        assert ends[-1] == statistics[f"{curve}_bytes.all.current"], curve
+        assert ends.max() == statistics[f"{curve}_bytes.all.peak"], curve
+
+
+def test_48_snapshot_survives_json(allocator: CachingAllocator) -> None:
+    program(allocator)
+    snapshot = allocator.snapshot()
+
+    decoded = json.loads(json.dumps(snapshot))
+    assert decoded["segments"][0]["blocks"] == snapshot["segments"][0]["blocks"]
+    assert decoded["allocator_settings"].items() >= Settings().as_torch().items()
+
+
+def test_second_device_has_its_own_trace(tmp_path: Path) -> None:
+    allocator = CachingAllocator(Device(), device=2)
+    program(allocator)
+    snapshot = loaded(allocator, tmp_path)
+
+    (device,) = snapshot.devices
+    assert device.device == 2
+    assert len(device.events) > 10
+
+
+def test_memviz_reads_a_snapshot_of_the_simulated_gpu(work: Work, tmp_path: Path) -> None:
+    work.allocator.record_history()
+    other = work.stream()
+    ptr = work.allocator.alloc(30 * MIB)
+    work.busy(other)
+    work.allocator.free(ptr, other)
+    take(work.allocator)
+    snapshot = loaded(work.allocator, tmp_path)
+
+    assert snapshot.devices[0].warnings == ()
+    assert replay(snapshot, snapshot.devices[0]).inconsistencies == Contradictions(0, 0, 0, 0)

@@ -1,0 +1,345 @@
+"""Memory shared between two simulated processes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from allocator import invariants
+from allocator.device import MIB, Device
+from allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
+
+from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.state import InvalidPointer
+from cudakit.allocator.upstream import GpuUpstream
+from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
+from cudakit.gpu.api import LEGACY, DescriptorHandle, FabricHandle
+from cudakit.gpu.sim import Sim
+
+PAGE = 20 * MIB
+
+
+@pytest.fixture(params=[PLAIN, EXPANDING], ids=["plain", "expanding"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    processes = Pair(request.param)
+    yield processes
+    invariants.check(processes.exporter)
+    invariants.check(processes.importer)
+
+
+def used_bytes(gpu: Sim) -> int:
+    info = gpu.memory_info()
+    return info.total_bytes - info.free_bytes
+
+
+def test_opened_block_has_its_offset_and_requested_size(pair: Pair) -> None:
+    below, block, above = (pair.exporter.alloc(size) for size in (3 * MIB, 25 * MIB + 3, 3 * MIB))
+    for number, ptr in enumerate((below, block, above)):
+        pair.write(ptr, number, 3 * MIB)
+    pair.write(block, 7, 25 * MIB + 3)
+
+    with pair.importer.open_shared(pair.exporter.share(block)) as memory:
+        assert memory.size_bytes == 25 * MIB + 3
+        assert pair.read(memory) == b"\7" * 4
+        assert pair.read(memory, memory.size_bytes - 4) == b"\7" * 4
+
+
+def test_address_inside_an_allocation_shares_its_rest(pair: Pair) -> None:
+    block = pair.exporter.alloc(45 * MIB)
+    pair.write(block, 1, 45 * MIB)
+    pair.write(block + 30 * MIB, 2, 1)
+
+    memory = pair.importer.open_shared(pair.exporter.share(block + 30 * MIB))
+
+    assert memory.size_bytes == 15 * MIB
+    assert pair.read(memory) == b"\2\1\1\1"
+
+
+def test_writes_of_another_process_are_visible(pair: Pair) -> None:
+    block = pair.exporter.alloc(MIB)
+    memory = pair.importer.open_shared(pair.exporter.share(block))
+    pair.second.fill(memory.ptr, 9, MIB, LEGACY)
+    pair.second.sync()
+    reopened = Sim(same_machine_as=pair.first)
+    other = CachingAllocator(GpuUpstream(reopened)).open_shared(pair.exporter.share(block))
+    pair.second = reopened
+
+    assert pair.read(other) == b"\t" * 4
+
+
+def test_two_blocks_open_their_segment_once() -> None:
+    pair = Pair()
+    first, second = (pair.exporter.alloc(2 * MIB) for _ in range(2))
+    first_memory = pair.importer.open_shared(pair.exporter.share(first))
+    other = pair.importer.open_shared(pair.exporter.share(second))
+
+    assert other.ptr - first_memory.ptr == second - first
+
+
+def test_memory_opened_twice_closes_at_the_last_close(pair: Pair) -> None:
+    block = pair.exporter.alloc(MIB)
+    pair.write(block, 3, MIB)
+    first_memory = pair.importer.open_shared(pair.exporter.share(block))
+    other = pair.importer.open_shared(pair.exporter.share(block))
+    assert first_memory.ptr == other.ptr
+    address = first_memory.ptr
+
+    first_memory.close()
+    first_memory.close()
+    assert pair.read(other) == b"\3" * 4
+    with pytest.raises(UsageError, match="is closed"):
+        _ = first_memory.ptr
+    other.close()
+    assert pair.second.heap.space.region_at(address) is None
+    assert pair.importer.open_shared(pair.exporter.share(block)).size_bytes == MIB
+
+
+def test_collected_opened_memory_is_closed(pair: Pair) -> None:
+    memory = pair.importer.open_shared(pair.exporter.share(pair.exporter.alloc(MIB)))
+    address = memory.ptr
+
+    del memory
+    gc.collect()
+
+    assert pair.second.heap.space.region_at(address) is None
+
+
+def test_opened_memory_has_a_cuda_array_interface(pair: Pair) -> None:
+    memory = pair.importer.open_shared(pair.exporter.share(pair.exporter.alloc(1000)))
+    interface = memory.__cuda_array_interface__
+
+    assert (interface["shape"], interface["typestr"], interface["data"]) == (
+        (1000,),
+        "|u1",
+        (memory.ptr, False),
+    )
+    assert interface["version"] == 3
+
+
+def test_process_cannot_open_its_own_memory(pair: Pair) -> None:
+    shared = pair.exporter.share(pair.exporter.alloc(MIB))
+
+    with pytest.raises(UsageError, match="this process shared") as caught:
+        pair.exporter.open_shared(shared)
+    assert "the shared address" in caught.value.hint
+
+
+def test_open_refuses_memory_of_another_device(pair: Pair) -> None:
+    shared = replace(pair.exporter.share(pair.exporter.alloc(MIB)), device="GPU-1")
+
+    with pytest.raises(UsageError, match="GPU-1, and this allocator to GPU-"):
+        pair.importer.open_shared(shared)
+
+
+def test_memory_of_an_ended_process_cannot_be_opened(pair: Pair) -> None:
+    shared = pair.exporter.share(pair.exporter.alloc(MIB))
+    pair.first.close()
+
+    with pytest.raises(EnvironmentUnusable, match=r"has ended|or ended"):
+        pair.importer.open_shared(shared)
+    assert used_bytes(pair.second) == 0
+    pair.exporter = CachingAllocator(Device())
+
+
+def test_share_of_an_unallocated_address_is_refused(pair: Pair) -> None:
+    block = pair.exporter.alloc(1000)
+    for ptr in (0, block - 1, block + 1000, 1 << 40):
+        with pytest.raises(InvalidPointer, match="nothing is allocated"):
+            pair.exporter.share(ptr)
+        with pytest.raises(InvalidPointer):
+            pair.exporter.ipc_handle(ptr)
+    pair.exporter.free(block)
+    with pytest.raises(InvalidPointer, match="freed before"):
+        pair.exporter.share(block)
+
+
+def test_uncached_allocation_is_shared_whole() -> None:
+    pair = Pair()
+    pair.exporter.enable_caching(enabled=False)
+    block = pair.exporter.alloc(5000)
+    pair.write(block, 4, 5000)
+
+    memory = pair.importer.open_shared(pair.exporter.share(block))
+    assert (memory.size_bytes, pair.read(memory)) == (5000, b"\4" * 4)
+    pair.exporter.free(block)
+
+
+def test_private_pool_memory_is_shared_unless_it_has_its_own_upstream(
+    pair: Pair,
+) -> None:
+    with MemPool(pair.exporter) as pool, pair.exporter.use_pool(pool):
+        block = pair.exporter.alloc(MIB)
+        pair.write(block, 8, MIB)
+        assert pair.read(pair.importer.open_shared(pair.exporter.share(block))) == b"\10" * 4
+        pair.exporter.free(block)
+    with (
+        MemPool(pair.exporter, upstream=Device(base=1 << 50)) as own_pool,
+        pair.exporter.use_pool(own_pool),
+    ):
+        block = pair.exporter.alloc(MIB)
+        with pytest.raises(Unsupported, match="its own upstream"):
+            pair.exporter.share(block)
+        pair.exporter.free(block)
+
+
+def test_ipc_handle_is_that_of_the_segment_base() -> None:
+    pair = Pair()
+    first, second = (pair.exporter.alloc(2 * MIB) for _ in range(2))
+    base, inside = pair.exporter.ipc_handle(first), pair.exporter.ipc_handle(second + 5)
+
+    assert base.data == inside.data
+    assert (base.offset_bytes, inside.offset_bytes) == (0, second + 5 - first)
+
+
+def test_ipc_handle_of_an_expandable_segment_names_the_alternative() -> None:
+    exporter = Pair(EXPANDING).exporter
+
+    with pytest.raises(Unsupported, match="no handle of") as caught:
+        exporter.ipc_handle(exporter.alloc(MIB))
+    assert "share()" in caught.value.hint
+
+
+def test_share_exports_only_the_pages_under_a_block() -> None:
+    exporter = Pair(EXPANDING).exporter
+    first, second = exporter.alloc(30 * MIB), exporter.alloc(15 * MIB)
+
+    pages = exporter.share(first).handles
+    assert [type(page) for page in pages] == [DescriptorHandle, DescriptorHandle]
+    after = exporter.share(second)
+    assert after.handles[0] == pages[1]
+    assert (after.offset_bytes, after.page_bytes, len(after.handles)) == (10 * MIB, PAGE, 2)
+
+
+def test_released_pages_cannot_be_opened() -> None:
+    pair = Pair(EXPANDING)
+    block = pair.exporter.alloc(PAGE)
+    shared = pair.exporter.share(block)
+    pair.exporter.free(block)
+    pair.exporter.empty_cache()
+
+    assert used_bytes(pair.first) == 0
+    with pytest.raises(EnvironmentUnusable, match="has freed the memory"):
+        pair.importer.open_shared(shared)
+    assert pair.exporter.share(pair.exporter.alloc(PAGE)).handles != shared.handles
+
+
+def test_pages_open_in_another_process_live_until_closed() -> None:
+    pair = Pair(EXPANDING)
+    block = pair.exporter.alloc(PAGE)
+    pair.write(block, 6, PAGE)
+    memory = pair.importer.open_shared(pair.exporter.share(block))
+    pair.exporter.free(block)
+    pair.exporter.empty_cache()
+
+    assert pair.read(memory) == b"\6" * 4
+    memory.close()
+    assert used_bytes(pair.first) == 0
+
+
+def test_released_segment_is_an_illegal_address_in_another_process() -> None:
+    pair = Pair()
+    block = pair.exporter.alloc(PAGE)
+    memory = pair.importer.open_shared(pair.exporter.share(block))
+    pair.exporter.free(block)
+    pair.exporter.empty_cache()
+
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        pair.read(memory)
+
+
+def test_share_of_pages_without_handles_is_refused() -> None:
+    exporter = Pair(EXPANDING, shares=False).exporter
+
+    with pytest.raises(Unsupported, match="without a shareable handle") as caught:
+        exporter.share(exporter.alloc(MIB))
+    assert "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC" in caught.value.hint
+
+
+def test_fabric_device_exports_fabric_handles() -> None:
+    gpu = Sim(capacity_bytes=CAPACITY, handle_kinds=("fabric", "descriptor"))
+    exporter = CachingAllocator(GpuUpstream(gpu), EXPANDING)
+    shared = exporter.share(exporter.alloc(PAGE))
+    other = CachingAllocator(GpuUpstream(Sim(capacity_bytes=CAPACITY, same_machine_as=gpu)))
+
+    assert [type(handle) for handle in shared.handles] == [FabricHandle]
+    # The memory may be opened on any device of the fabric.
+    assert other.open_shared(replace(shared, device="GPU-1")).size_bytes == PAGE
+
+
+class WithoutChannel(Sim):
+    """A device that reports a fabric, and refuses its handles."""
+
+    def create(self, size_bytes: int, handle: str | None = None) -> int:  # type: ignore[override]
+        if handle == "fabric":
+            raise CudaError(800, "CUDA_ERROR_NOT_PERMITTED", "no channel")
+        return super().create(size_bytes, handle)  # type: ignore[arg-type]
+
+
+def test_refused_fabric_handles_fall_back_to_descriptors() -> None:
+    gpu = WithoutChannel(handle_kinds=("fabric", "descriptor"))
+    exporter = CachingAllocator(GpuUpstream(gpu), EXPANDING)
+
+    assert isinstance(exporter.share(exporter.alloc(PAGE)).handles[0], DescriptorHandle)
+
+
+def test_upstream_without_a_device_refuses_to_share() -> None:
+    allocator = CachingAllocator(Device())
+    ptr = allocator.alloc(1000)
+
+    for call in (allocator.share, allocator.ipc_handle):
+        with pytest.raises(Unsupported, match="cannot be shared"):
+            call(ptr)
+
+
+def test_opened_memory_keeps_its_device_open(pair: Pair) -> None:
+    memory = pair.importer.open_shared(pair.exporter.share(pair.exporter.alloc(MIB)))
+    owner = memory._owner
+
+    assert owner is pair.importer
+
+
+def test_forked_child_has_no_opened_memory(pair: Pair) -> None:
+    memory = pair.importer.open_shared(pair.exporter.share(pair.exporter.alloc(MIB)))
+    error = CudaError(3, "CUDA_ERROR_NOT_INITIALIZED", "as in a forked child")
+    for _ in range(2):  # The device is synchronized by the last close, and by the query.
+        pair.second.fail_next("sync", error)
+
+    memory.close()
+    assert not pair.importer._state.upstream.ipc._unused_handles  # type: ignore[attr-defined]
+
+
+def test_closing_the_device_closes_opened_memory(pair: Pair) -> None:
+    memory = pair.importer.open_shared(pair.exporter.share(pair.exporter.alloc(MIB)))
+    pair.second.close()
+
+    memory.close()
+    del memory
+    assert not pair.importer._state.upstream.ipc._unused_handles  # type: ignore[attr-defined]
+
+
+def test_threads_open_and_close_concurrently(pair: Pair) -> None:
+    shared = [pair.exporter.share(pair.exporter.alloc(MIB)) for _ in range(3)]
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for iteration in range(30):
+                with pair.importer.open_shared(shared[iteration % 3]) as memory:
+                    assert memory.size_bytes == MIB
+        except Exception as error:  # noqa: BLE001  whatever it is, it is shown
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pair.importer._state.upstream.ipc.close_unused()  # type: ignore[attr-defined]
+
+    assert failures == []
+    assert pair.second.ipc.open_mappings == {}
+    assert pair.second.virtual.mapped_memory == {}
