@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         stream as stream,
         synchronize as synchronize,
     )
-    from cudakit.arrays.graphed.callable import graph as graph
+    from cudakit.arrays.graph import graph as graph
     from cudakit.gpu.nvtx import (
         mark as mark,
         pop_range as pop_range,
@@ -135,7 +135,7 @@ _MODULES = {
     "device_name": "cudakit.gpu.cuda.current",
     "devices": "cudakit.api",
     "elementwise": "cudakit.api.kernels",
-    "graph": "cudakit.arrays.graphed.callable",
+    "graph": "cudakit.arrays.graph",
     "is_available": "cudakit.gpu.cuda.current",
     "is_initialized": "cudakit.gpu.cuda.current",
     "kernel": "cudakit.api.cuda_kernels",

@@ -12,7 +12,7 @@ from cudakit.gpu.sim import Sim
 
 
 def test_the_example_of_the_call_runs() -> None:
-    module = importlib.import_module("cudakit.arrays.graphed.callable")
+    module = importlib.import_module("cudakit.arrays.graph")
     results = doctest.testmod(module, extraglobs={"cudakit": cudakit})
 
     assert results.attempted >= 5

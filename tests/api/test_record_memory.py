@@ -118,7 +118,7 @@ def test_without_torch_other_memory_is_recorded(
     assert read_snapshot(path)["segments"] == []
 
 
-STAND_IN = Path(__file__).parents[1] / "run" / "memory_stand_in" / "site-packages"
+STAND_IN = Path(__file__).parents[1] / "record" / "memory_stand_in" / "site-packages"
 PROGRAM = """
 import sys; sys.path.insert(0, sys.argv[1])
 import cudakit

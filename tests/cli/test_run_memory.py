@@ -20,7 +20,7 @@ from cudakit.record.protocol import AgentMessage, Settings
 
 pytest.importorskip("cudakit.record._frames", reason="the frame reader was not built")
 
-STAND_IN = Path(__file__).parents[1] / "run" / "memory_stand_in" / "site-packages"
+STAND_IN = Path(__file__).parents[1] / "record" / "memory_stand_in" / "site-packages"
 MIB = 1 << 20
 
 

@@ -12,9 +12,7 @@ import pytest
 import cudakit
 
 PACKAGE = Path(str(cudakit.__file__)).parent
-GENERIC = sorted(
-    place for folder in ("document", "render") for place in (PACKAGE / folder).rglob("*.py")
-)
+GENERIC = sorted((PACKAGE / "report").rglob("*.py"))
 # Words of single features. Names in external formats, such as "samples", are allowed.
 FEATURES = {
     "allocator",
@@ -45,7 +43,11 @@ def words(source: str) -> set[str]:
 
 def view_kinds() -> Iterator[str]:
     """Return the kinds of Views and Explorers of all features."""
-    for place in sorted((PACKAGE / "core").rglob("*.py")):
+    for place in sorted(
+        place
+        for name in ("bench", "memory", "profile", "sanitize")
+        for place in (PACKAGE / name).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(place.read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cudakit.arrays.graphed.buffers import Layout, buffer_of, check_contents
+from cudakit.arrays.graph import Layout, buffer_of, check_contents
 from cudakit.errors import UsageError
 from cudakit.gpu.dlpack import DLPACK_DEVICES
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.arrays.graphed.capture import capture_failure, status_of
+from cudakit.arrays.graph import capture_failure, status_of
 from cudakit.gpu.driver_errors import Status, cuda_error
 
 SPOILED = cuda_error(Status.STREAM_CAPTURE_INVALIDATED)

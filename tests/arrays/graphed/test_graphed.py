@@ -14,7 +14,7 @@ from contract.kernels import SOURCE
 from contract.workbench import Workbench
 
 import cudakit
-from cudakit.arrays.graphed.callable import Graphed
+from cudakit.arrays.graph import Graphed
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr, Stream
 from cudakit.gpu.sim import Sim
