@@ -12,26 +12,28 @@ from glob import glob
 from setuptools import Extension, setup
 
 _FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"]
-_CAPTURE = "cudakit/record"
-
-
-def _files(*patterns: str) -> list[str]:
-    return sorted(path for pattern in patterns for path in glob(pattern, recursive=True))
+_RECORD = "cudakit/record"
 
 
 def _extension(
     name: str,
-    *sources: str,
+    *,
     headers: tuple[str, ...] = (),
     include: tuple[str, ...] = (),
     libraries: tuple[str, ...] = (),
     flags: tuple[str, ...] = (),
     limited_api: bool = False,
 ) -> Extension:
+    """``package._name`` is built from ``package/native/name.c``, or the folder ``package/native/name``."""
+    package, _, stem = name.rpartition("._")
+    native = f"{package.replace('.', '/')}/native"
     return Extension(
         name,
-        sources=_files(*sources),
-        depends=_files(*headers),  # also what the sdist contains besides the sources
+        sources=sorted(
+            glob(f"{native}/{stem}.c") + glob(f"{native}/{stem}/**/*.c", recursive=True)
+        ),
+        # Also what the sdist contains besides the sources.
+        depends=sorted([*headers, *glob(f"{native}/{stem}/**/*.h", recursive=True)]),
         include_dirs=list(include),
         libraries=list(libraries),
         extra_compile_args=[*_FLAGS, *flags],
@@ -42,52 +44,29 @@ def _extension(
 
 EXTENSIONS = [
     # Without it, snapshots are read by the pure-Python reader.
-    _extension(
-        "cudakit.memory.load._pickled",
-        "cudakit/memory/load/**/*.c",
-        headers=("cudakit/memory/load/**/*.h",),
-    ),
+    _extension("cudakit.memory.load._pickled"),
     # Without it, the allocator's calls are pure Python.
-    _extension(
-        "cudakit.allocator._fast",
-        "cudakit/allocator/fast/fast_path.c",
-        headers=("cudakit/allocator/fast/*.h",),
-    ),
+    _extension("cudakit.allocator._fast"),
     # Without it, kernels of cudakit.elementwise and cudakit.reduction are launched through Python.
-    _extension("cudakit.gpu._fast_call", "cudakit/gpu/_fast_call.c"),
+    _extension("cudakit.gpu._fast_call"),
     # Without it, the race detector's shadow memory is pure Python.
-    _extension(
-        "cudakit.sanitize._shadow_memory",
-        "cudakit/sanitize/native/*.c",
-        headers=("cudakit/sanitize/native/*.h",),
-    ),
+    _extension("cudakit.sanitize._shadow_memory"),
     # Without it, buffers of cuda.core are allocated through pure Python.
-    _extension("cudakit.arrays.plugs._buffers", "cudakit/arrays/plugs/_buffers.c"),
+    _extension("cudakit.arrays.plugs._buffers"),
     # Without it, `cudakit.torch_pool` is unavailable and says so.
-    _extension(
-        "cudakit.arrays.plugs._native",
-        "cudakit/arrays/plugs/_native.c",
-        libraries=("dl", "pthread"),
-        limited_api=True,
-    ),
+    _extension("cudakit.arrays.plugs._torch_pool", libraries=("dl", "pthread"), limited_api=True),
     # Without it, or on a newer CPython, races are reported without Python stacks. It is built
     # against the internal headers of one version of CPython, which have unused parameters.
     _extension(
         "cudakit.record._frames",
-        f"{_CAPTURE}/_frames.c",
-        headers=(f"{_CAPTURE}/walker.h",),
+        headers=(f"{_RECORD}/native/walker.h",),
         flags=("-Wno-unused-parameter",),
     ),
     # Without it, `cudakit run --sanitize` is unavailable and says so.
     _extension(
         "cudakit.record._recorder",
-        f"{_CAPTURE}/recorder/**/*.c",
-        headers=(
-            f"{_CAPTURE}/recorder/**/*.h",
-            f"{_CAPTURE}/patch/arena.h",
-            f"{_CAPTURE}/walker.h",
-        ),
-        include=(f"{_CAPTURE}/recorder", _CAPTURE),
+        headers=(f"{_RECORD}/native/walker.h", f"{_RECORD}/patch/arena.h"),
+        include=(f"{_RECORD}/native/recorder", f"{_RECORD}/native", _RECORD),
         libraries=("dl", "pthread"),
         limited_api=True,
     ),

@@ -115,7 +115,7 @@ def prepare_call(
 
     ``allocate`` returns new outputs for a stream; None if callers pass the outputs. ``results`` are the
     indices of the returned operands, inputs before outputs. Each of the ``parameters`` of the kernel is a
-    kind of ``_fast_call.c``, the index of an operand, and the value of a constant. Each launch adds
+    kind of ``native/fast_call.c``, the index of an operand, and the value of a constant. Each launch adds
     ``counter_step`` to the position of the counter.
     """
     if not _load_driver():

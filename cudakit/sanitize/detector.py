@@ -29,7 +29,7 @@ from cudakit.trace.spool import Batch
 
 # Kinds of events that only a log of run --profile has.
 _PROFILE_KINDS = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
-# The recorder writes this gap: record/recorder/model/stream_order.c. All work is analyzed nevertheless.
+# The recorder writes this gap: recorder/model/stream_order.c. All work is analyzed nevertheless.
 _TOO_MANY_STREAMS = "work on more than 128 streams at the same time"
 
 

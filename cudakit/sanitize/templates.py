@@ -1,7 +1,7 @@
 """Insert the accesses of launches that were not recorded because a template has them.
 
 A template consists of the accesses of an earlier launch, which the recorder compared with those of other
-launches: ``record/recorder/exact/templates.h``. If a later launch has other pointers, each access moves
+launches: ``recorder/exact/templates.h``. If a later launch has other pointers, each access moves
 with the nearest pointer at or below it.
 """
 
@@ -34,7 +34,7 @@ from cudakit.trace.layout import (
 # gather may have equal distances by chance.
 _MIN_ARRAY_ELEMENTS: Final = 16
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
-# The recorder writes this gap: record/recorder/exact/templates.c.
+# The recorder writes this gap: recorder/exact/templates.c.
 OUTDATED_TEMPLATE: Final = (
     "launches whose template became outdated, on memory that unordered work uses as well"
 )

@@ -20,7 +20,7 @@ from cudakit.record.cupti import LIBRARY_OVERRIDE
 
 ROOT = Path(__file__).parents[2]
 FAKE_CUPTI = ROOT / "tests/record/fake_cupti.c"
-RECORDER = ROOT / "cudakit/record/recorder"
+RECORDER = ROOT / "cudakit/record/native/recorder"
 
 CUDAKIT_RUN = (sys.executable, "-P", "-m", "cudakit", "run")
 

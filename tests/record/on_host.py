@@ -94,8 +94,8 @@ def build_patch(directory: Path) -> ctypes.CDLL:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
          "-Wno-unknown-pragmas", *shlex.split(os.environ.get("CFLAGS", "")),
-         f"-I{CAPTURE}", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'recorder'}",
-         str(HERE / "patch_on_host.c"), *(str(CAPTURE / "recorder" / name) for name in SOURCES),
+         f"-I{CAPTURE}", f"-I{CAPTURE / 'patch'}", f"-I{CAPTURE / 'native/recorder'}",
+         str(HERE / "patch_on_host.c"), *(str(CAPTURE / "native/recorder" / name) for name in SOURCES),
          "-lpthread", "-o", str(library)],
         check=True,
     )  # fmt: skip

@@ -136,9 +136,9 @@ def build_library(directory: Path) -> Path:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
          "-Wno-unknown-pragmas", *shlex.split(os.environ.get("CFLAGS", "")), "-Wl,-soname,libcuda.so.1",
-         f"-I{CAPTURE}", f"-I{CAPTURE / 'recorder'}", f"-I{CAPTURE / 'patch'}",
+         f"-I{CAPTURE}", f"-I{CAPTURE / 'native/recorder'}", f"-I{CAPTURE / 'patch'}",
          *(str(HERE / name) for name in ("fake_cuda.c", "fake_device.c", "patch_on_host.c")),
-         *(str(CAPTURE / "recorder" / name) for name in SOURCES), "-lpthread", "-o", str(library)],
+         *(str(CAPTURE / "native/recorder" / name) for name in SOURCES), "-lpthread", "-o", str(library)],
         check=True,
     )  # fmt: skip
     return library

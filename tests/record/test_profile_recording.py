@@ -114,7 +114,7 @@ def fake_cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("cupti") / "libcupti.so.13"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
-         *shlex.split(os.environ.get("CFLAGS", "")), f"-I{CAPTURE / 'recorder'}",
+         *shlex.split(os.environ.get("CFLAGS", "")), f"-I{CAPTURE / 'native/recorder'}",
          str(HERE / "fake_cupti.c"), "-lpthread", "-o", str(library)],
         check=True,
     )  # fmt: skip

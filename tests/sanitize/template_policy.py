@@ -1,7 +1,7 @@
 """The rules of ``--accesses auto`` in Python, applied to the log of a run with exact accesses.
 
 ``Policy.apply`` returns the records that the recorder would have written with ``--accesses auto``. The rules
-are those of ``gpu/capture/recorder/exact/templates.c`` and ``model/stream_order.c``, except that patches are
+are those of ``exact/templates.c`` and ``model/stream_order.c`` of the recorder, except that patches are
 never removed from modules, that unused templates are never forgotten, and that a log has no arguments that
 are not pointers.
 """

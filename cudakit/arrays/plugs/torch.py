@@ -45,7 +45,7 @@ def upstream_name(upstream: object) -> str:
 
 def native_library() -> str:
     """Return the path of the C functions. Raises EnvironmentUnusable if they were not compiled."""
-    spec = find_spec("cudakit.arrays.plugs._native")
+    spec = find_spec("cudakit.arrays.plugs._torch_pool")
     if spec is None or spec.origin is None:
         raise EnvironmentUnusable(
             "cudakit was installed without its C extensions, which torch needs",

@@ -305,7 +305,7 @@ _EFFECTS_OF_MISSING = {
     "memory/load/_pickled": "snapshots are read by the Python reader, about 10 times slower",
     "allocator/_fast": "the allocator's calls run in Python, several times slower",
     "arrays/plugs/_buffers": "buffers of cuda.core are allocated through Python, which is slower",
-    "arrays/plugs/_native": "cudakit.torch_pool is not available",
+    "arrays/plugs/_torch_pool": "cudakit.torch_pool is not available",
     "record/_frames": "races have no Python call stacks",
     "record/_recorder": "cudakit run --sanitize is not available",
 }

@@ -201,7 +201,7 @@ _EXTENSIONS = (
     "memory/load/_pickled",
     "allocator/_fast",
     "arrays/plugs/_buffers",
-    "arrays/plugs/_native",
+    "arrays/plugs/_torch_pool",
     "record/_frames",
     "record/_recorder",
 )

@@ -134,11 +134,11 @@ KINDS(X)
 /* The module has no slots, because the limited API of 3.11 has no Py_mod_gil. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "_native",
+    .m_name = "_torch_pool",
     .m_doc = "C functions for PyTorch, none of them for Python.",
 };
 
-PyMODINIT_FUNC PyInit__native(void)
+PyMODINIT_FUNC PyInit__torch_pool(void)
 {
     return PyModuleDef_Init(&MODULE);
 }
