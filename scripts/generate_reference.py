@@ -32,8 +32,8 @@ from cudakit.cli.bench import SHARED_TITLE, BenchGroup
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, help_records
 from cudakit.cli.run import Launcher
-from cudakit.devices.diagnose.checks import SELF_TEST, THEMES
-from cudakit.devices.diagnose.variable_table import known_variables
+from cudakit.devices.doctor.checks import SELF_TEST, THEMES
+from cudakit.devices.doctor.variables import known_variables
 from cudakit.errors import CudakitError
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
@@ -68,9 +68,9 @@ RESULTS = {
     ),
     "devices-list-fields-json.md": (
         "devices --list-fields --json",
-        "cudakit.devices.fields:FieldsList",
+        "cudakit.devices.result:FieldsList",
     ),
-    "doctor-json.md": ("doctor --json", "cudakit.devices.diagnose.check:DoctorResult"),
+    "doctor-json.md": ("doctor --json", "cudakit.devices.doctor.check:DoctorResult"),
     "doctor-explain-json.md": (
         "doctor --explain ID --json",
         "cudakit.devices.explain:CheckExplanation",

@@ -324,8 +324,7 @@ _SYSTEM_PATH = re.compile(r"/(?:(?:proc|sys)(?:/\S*)?|dev/(?:nvidia|nvhost|dxg|k
 # A module outside of ``gpu`` that names such a path, and why it may.
 PATH_EXCEPTIONS = {
     "record.agent.start": "imports the standard library only, and looks for CUDA among its own mappings",
-    "devices.diagnose.driver": "names what is absent in the evidence of a report",
-    "devices.diagnose.kernel": "names device nodes in reports",
+    "devices.doctor.driver": "names device nodes, and what is absent, in reports",
 }
 
 

@@ -27,7 +27,7 @@ from cudakit.cli.progress import progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 
 if TYPE_CHECKING:
-    from cudakit.devices.diagnose.redact import Identity
+    from cudakit.devices.doctor.report import Identity
     from cudakit.gpu.api.facts import Machine
     from cudakit.gpu.api.run_context import RunContext, SelfTestStep
     from cudakit.units import Unavailable
@@ -42,7 +42,7 @@ def _parse_ids(text: str) -> tuple[str, ...]:
 
 
 def _check_ids() -> list[str]:
-    from cudakit.devices.diagnose.checks import SELF_TEST, THEMES
+    from cudakit.devices.doctor.checks import SELF_TEST, THEMES
 
     return [check.id for checks in {**THEMES, **SELF_TEST}.values() for check in checks]
 
@@ -143,8 +143,8 @@ def doctor(
         if only or skip or deep or show_all or for_issue or fail_on or strict:
             raise click.UsageError("--explain performs no check; remove the other options")
         return explain_terms((explained_id,), output, for_doctor=True)
-    from cudakit.devices.diagnose import diagnose, present, selected_ids
-    from cudakit.devices.diagnose.redact import redact_value
+    from cudakit.devices.doctor.checks import diagnose, selected_ids
+    from cudakit.devices.doctor.report import paste_report, redact_value, report
 
     selected_ids(only, skip, with_self_test=deep)  # reports an unknown id before the long work
     with open_outputs(output) as outputs:
@@ -163,8 +163,8 @@ def doctor(
         result = diagnose(run_context, only_checks=only, skipped_checks=skip, with_self_test=deep)
         if for_issue:
             result = redact_value(result, _identity(run_context))
-        document = partial(present.report, show_all=show_all, has_selection=bool(only))
-        render = present.paste_report if for_issue else document
+        document = partial(report, show_all=show_all, has_selection=bool(only))
+        render = paste_report if for_issue else document
         outputs.write(Report(result=result, document=lambda: render(result)))
     if result.failures or ((strict or fail_on) and result.warnings):
         return ExitCode.FINDINGS
@@ -186,7 +186,7 @@ def _identity(context: RunContext) -> Identity:
     import getpass
     import platform
 
-    from cudakit.devices.diagnose.redact import Identity
+    from cudakit.devices.doctor.report import Identity
 
     serials = (device.fields.get("serial") for device in context.nvml_devices)
     return Identity(

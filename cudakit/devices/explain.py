@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
-from cudakit.devices.diagnose.checks import SELF_TEST, checks_by_id, id_ranges
-from cudakit.devices.diagnose.variable_table import known_variables
-from cudakit.devices.diagnose.xids import CATALOG_URL, known_xids
+from cudakit.devices.doctor.checks import SELF_TEST, checks_by_id, id_ranges
+from cudakit.devices.doctor.system import CATALOG_URL, known_xids
+from cudakit.devices.doctor.variables import known_variables
 from cudakit.errors import UsageError, one_of
 from cudakit.report.document import Document, Facts, Node, Section, Text
 

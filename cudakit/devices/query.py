@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from cudakit.devices.fields import field_registry
-from cudakit.devices.match import MatchedDevice, match_devices
-from cudakit.devices.result import Cuda, CudaFailure, Device, DevicesResult
-from cudakit.devices.topology import device_pairs
-from cudakit.devices.visible_devices import VARIABLE, visibility
+from cudakit.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair, field_registry
 from cudakit.errors import GpuUnavailable
 from cudakit.gpu.api.facts import (
     CudaView,
+    DeviceFacts,
     Field,
+    Link,
     Machine,
     NvmlView,
     Process,
@@ -285,3 +285,286 @@ def _memory_error_note(fields: dict[str, Field]) -> Iterator[str]:
     action = fields.get("recovery_action", "none")
     if isinstance(action, str) and action != "none":
         yield f"the driver requests: {action}"
+
+
+# --- Match the devices of CUDA with those of NVML by UUID, or by PCI address if a UUID is unknown ---
+#
+# Indices are not compared, because CUDA and NVML may number the devices differently.
+
+_UNKNOWN_VALUE = Unavailable("not known")
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedDevice:
+    """One device, as NVML and CUDA describe it."""
+
+    nvml: DeviceFacts | None  # facts from NVML; None if NVML does not report the device
+    cuda: DeviceFacts | None  # facts from CUDA; None if CUDA does not see the device
+    is_hidden: bool  # whether CUDA_VISIBLE_DEVICES hides the device
+
+    @property
+    def uuid(self) -> str | Unavailable:
+        return _first_available(view.uuid for view in self._views())
+
+    @property
+    def pci_bus_id(self) -> str | Unavailable:
+        return _first_available(view.pci_bus_id for view in self._views())
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether this is a MIG instance, a part of a GPU."""
+        return self.nvml is not None and self.nvml.parent is not None
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """All facts; NVML's override CUDA's, because NVML ignores CUDA_VISIBLE_DEVICES."""
+        merged_fields: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
+        for name, field_value in (self.nvml.fields if self.nvml else {}).items():
+            if name not in merged_fields or not isinstance(field_value, Unavailable):
+                merged_fields[name] = field_value
+        return merged_fields
+
+    def _views(self) -> Iterator[DeviceFacts]:
+        yield from (view for view in (self.nvml, self.cuda) if view is not None)
+
+
+def match_devices(
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
+) -> tuple[MatchedDevice, ...]:
+    """Return NVML's devices in NVML's order, each with its CUDA device, then the devices of CUDA only."""
+    nvml_devices = list(nvml.devices) if isinstance(nvml, NvmlView) else []
+    cuda_devices = list(_devices_with_hidden_flag(cuda)) if isinstance(cuda, CudaView) else []
+    matched_devices = []
+    for device in nvml_devices:
+        cuda_device_and_hidden = next(
+            (
+                cuda_device_and_hidden
+                for cuda_device_and_hidden in cuda_devices
+                if _is_same_device(device, cuda_device_and_hidden[0])
+            ),
+            None,
+        )
+        if cuda_device_and_hidden is None and len(nvml_devices) == len(cuda_devices) == 1:
+            # A Jetson has no PCI address, and NVML and CUDA may report different UUIDs for it.
+            cuda_device_and_hidden = cuda_devices[0]
+        if cuda_device_and_hidden:
+            cuda_devices.remove(cuda_device_and_hidden)
+        matched_devices.append(
+            MatchedDevice(
+                device,
+                cuda_device_and_hidden[0] if cuda_device_and_hidden else None,
+                bool(cuda_device_and_hidden and cuda_device_and_hidden[1]),
+            )
+        )
+    return (
+        *matched_devices,
+        *(MatchedDevice(None, device, is_hidden) for device, is_hidden in cuda_devices),
+    )
+
+
+def _devices_with_hidden_flag(cuda_view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
+    """Yield each device of CUDA, and whether CUDA_VISIBLE_DEVICES hides it."""
+    yield from ((device, False) for device in cuda_view.devices)
+    yield from ((device, True) for device in cuda_view.hidden)
+
+
+def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
+    if isinstance(nvml_device.uuid, str) and isinstance(cuda_device.uuid, str):
+        return nvml_device.uuid.lower() == cuda_device.uuid.lower()
+    # A MIG instance has the PCI address of its GPU, so the address does not identify the instance.
+    has_own_address = isinstance(nvml_device.pci_bus_id, str) and nvml_device.parent is None
+    return has_own_address and nvml_device.pci_bus_id == cuda_device.pci_bus_id
+
+
+def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
+    """Return the first available value. If all are Unavailable, return the first reason."""
+    value_list = list(values)
+    strings = [value for value in value_list if isinstance(value, str)]
+    return next(iter(strings or value_list), _UNKNOWN_VALUE)
+
+
+# --- Links and peer access between the GPUs of a machine, as NVML and CUDA report them -------------
+
+_OK_STATUS = "ok"
+
+
+def device_pairs(
+    nvml: NvmlView | Unavailable,
+    cuda: CudaView | Unavailable,
+    matched_devices: Sequence[MatchedDevice],
+) -> tuple[Pair, ...]:
+    """Return the connection of each pair of GPUs that NVML reports."""
+    if isinstance(nvml, Unavailable):
+        return ()
+    link_by_gpus = {(link.first, link.second): link for link in nvml.links}
+    gpu_by_index = {
+        device.nvml.index: device
+        for device in matched_devices
+        if device.nvml and device.nvml.parent is None
+    }
+    return tuple(
+        _device_pair(
+            link_by_gpus.get((first_index, second_index))
+            or _unknown_link(first_index, second_index),
+            gpu_by_index,
+            cuda,
+        )
+        for first_index, second_index in combinations(sorted(gpu_by_index), 2)
+    )
+
+
+def _unknown_link(first_index: int, second_index: int) -> Link:
+    not_reported = Unavailable("NVML does not report it")
+    return Link(
+        first_index,
+        second_index,
+        not_reported,
+        not_reported,
+        not_reported,
+        not_reported,
+        not_reported,
+    )
+
+
+def _device_pair(
+    link: Link, gpu_by_index: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable
+) -> Pair:
+    first_gpu, second_gpu = gpu_by_index[link.first], gpu_by_index[link.second]
+    cuda_access = _is_bidirectional(cuda, first_gpu, second_gpu, "peer_access")
+    return Pair(
+        first=link.first,
+        second=link.second,
+        path=link.path,
+        nvlinks=link.nvlinks,
+        nvml_read=link.p2p_read,
+        nvml_write=link.p2p_write,
+        nvml_atomics=link.p2p_atomics,
+        cuda_access=cuda_access,
+        cuda_atomics=_is_bidirectional(cuda, first_gpu, second_gpu, "peer_atomics"),
+        disagreement=_disagreement(link, cuda_access),
+    )
+
+
+def _is_bidirectional(
+    cuda: CudaView | Unavailable,
+    first_gpu: MatchedDevice,
+    second_gpu: MatchedDevice,
+    attribute: str,
+) -> bool | Unavailable:
+    """Return whether CUDA reports an attribute, such as "peer_access", for both directions of a pair."""
+    if isinstance(cuda, Unavailable):
+        return Unavailable("CUDA does not answer")
+    indices = [
+        matched_gpu.cuda.index
+        for matched_gpu in (first_gpu, second_gpu)
+        if matched_gpu.cuda and not matched_gpu.is_hidden
+    ]
+    if len(indices) < 2:
+        return Unavailable("not both devices are visible to CUDA")
+    first_index, second_index = indices
+    index_pairs = getattr(cuda, attribute)
+    return (first_index, second_index) in index_pairs and (second_index, first_index) in index_pairs
+
+
+def _disagreement(link: Link, cuda_access: bool | Unavailable) -> str | None:
+    """Return a sentence if NVML and CUDA disagree on peer access, else None."""
+    access_states = [link.p2p_read, link.p2p_write]
+    is_unknown = any(isinstance(state, Unavailable) for state in access_states)
+    if isinstance(cuda_access, Unavailable) or is_unknown:
+        return None
+    nvml_access = all(state == _OK_STATUS for state in access_states)
+    if nvml_access == cuda_access:
+        return None
+    gpus_text = f"NVML {link.first} and {link.second}"
+    if nvml_access:
+        return f"{gpus_text}: NVML reports peer access, CUDA does not"
+    return f"{gpus_text}: CUDA reports peer access, NVML does not"
+
+
+# --- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------------
+
+# The rules are from the CUDA Programming Guide ("Environment variables") and from experiments with driver
+# 580. The driver alone decides which devices are visible; this module explains the driver's decision.
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+# The driver parses numbers like strtoul: a sign and trailing characters are accepted.
+_NUMBER_PATTERN = re.compile(r"\s*([+-]?)([0-9]+)")
+_PREFIXES = ("GPU-", "MIG-")
+_PREFIX_LENGTH = 4
+_ULONG_MAX = 2**64 - 1
+_UINT_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """The effect of a value of CUDA_VISIBLE_DEVICES."""
+
+    visible: tuple[int, ...]  # positions of the visible devices among all devices, in CUDA's order
+    notes: tuple[str, ...]  # sentences on invalid entries and their effect
+
+
+def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
+    """Apply a value of CUDA_VISIBLE_DEVICES.
+
+    ``uuids`` are the UUIDs of all devices, in the order that they have without the variable. None (the
+    variable is not set) shows all devices, "" hides all. The first entry that matches no device ends the
+    list; a repeated device hides all devices. If the first entry is an index, all entries must be indices; if
+    it is a UUID, all must be UUIDs.
+    """
+    if value is None:
+        return Visibility(tuple(range(len(uuids))), ())
+    if not value.strip():
+        return Visibility((), (f"{VARIABLE} is empty, which hides every device",))
+    find_position = _find_by_uuid if value.startswith(_PREFIXES) else _find_by_index
+    visible_positions: list[int] = []
+    entries = value.split(",")
+    for entry_number, device_entry in enumerate(entries, start=1):
+        position, reason = find_position(device_entry, uuids)
+        if position is None:
+            is_last = entry_number == len(entries)
+            effect = "" if is_last else ", so CUDA ignores this and all later entries"
+            return Visibility(tuple(visible_positions), (f"{VARIABLE}={value}: {reason}{effect}",))
+        if position in visible_positions:
+            repetition_note = f"{device_entry.strip()!r} repeats a device, so CUDA does not start"
+            return Visibility((), (f"{VARIABLE}={value}: {repetition_note}",))
+        visible_positions.append(position)
+    return Visibility(tuple(visible_positions), ())
+
+
+def _find_by_index(device_entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+    """Return the position of a device, or None with the reason."""
+    device_count = len(uuids)
+    index_match = _NUMBER_PATTERN.match(device_entry)
+    if index_match is None:
+        return None, f"{device_entry.strip()!r} is not a number"
+    device_index = _as_unsigned(int(index_match[2]), negative=index_match[1] == "-")
+    if device_index < device_count:
+        return device_index, ""
+    if index_match[1] == "-":
+        return None, f"{device_entry.strip()!r} is negative"
+    return None, f"no device has index {int(index_match[2])} (of {device_count})"
+
+
+def _as_unsigned(number: int, *, negative: bool) -> int:
+    # strtoul saturates at ULONG_MAX; the driver keeps the low 32 bits.
+    saturated_number = min(number, _ULONG_MAX)
+    return (-saturated_number if negative else saturated_number) & _UINT_MAX
+
+
+def _find_by_uuid(device_entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+    """Return the position of the only device with a UUID prefix, or None with the reason."""
+    if not device_entry.startswith(_PREFIXES):
+        return None, f"{device_entry!r} does not start with GPU- or MIG-"
+    # The driver treats GPU- and MIG- alike, and ignores the case of the digits.
+    digits = device_entry[_PREFIX_LENGTH:].rstrip().lower()
+    positions = [
+        position
+        for position, uuid in enumerate(uuids)
+        if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
+    ]
+    if not digits or not positions:
+        return None, f"no UUID starts with {device_entry!r}"
+    if len(positions) > 1:
+        return None, f"{len(positions)} UUIDs start with {device_entry!r}"
+    return positions[0], ""

@@ -11,7 +11,7 @@ import pytest
 from invocation import Cli
 
 from cudakit.cli.failure import ExitCode
-from cudakit.devices.diagnose.checks import SELF_TEST, THEMES
+from cudakit.devices.doctor.checks import SELF_TEST, THEMES
 
 HERE = [check.id for members in THEMES.values() for check in members]
 SELF_TESTS = [check.id for members in SELF_TEST.values() for check in members]

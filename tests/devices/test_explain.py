@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.devices.diagnose.checks import checks_by_id
-from cudakit.devices.diagnose.xids import CATALOG_URL, known_xids
+from cudakit.devices.doctor.checks import checks_by_id
+from cudakit.devices.doctor.system import CATALOG_URL, known_xids
 from cudakit.devices.explain import Topic, explain, report
 from cudakit.errors import UsageError
 from cudakit.report.document import Facts, Section, Text

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,11 +20,13 @@ from devices.machines import (
     three_gpus,
     uuid,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cudakit.devices.fields import field_registry
-from cudakit.devices.query import open_query
+from cudakit.devices.query import open_query, visibility
+from cudakit.devices.result import Pair, field_registry
 from cudakit.errors import EnvironmentUnusable, GpuUnavailable
-from cudakit.gpu.api.facts import DeviceFacts, Process, Telemetry
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, Link, Process, Telemetry
 from cudakit.units import Unavailable
 
 # --- which is which --------------------------------------------------------------------------------
@@ -268,3 +272,204 @@ def test_normal_state_has_no_note() -> None:
     machine = FakeMachine(nvml(healthy), cuda(cuda_gpu(0, 0)), {0: [usual]})
 
     assert one(read_devices(machine)).notes == ()
+
+
+def link(first: int, second: int, *, path: str = "NV18", access: str = "ok") -> Link:
+    return Link(first, second, path, 18, access, access, access)
+
+
+def pairs(view: CudaView | Unavailable, *links: Link, gpus: int = 2) -> tuple[Pair, ...]:
+    known = nvml(*map(gpu, range(gpus)), links=links)
+    return read_devices(FakeMachine(known, view), topology=True).pairs or ()
+
+
+def test_pair_has_link_of_nvml_and_access_of_cuda() -> None:
+    # CUDA numbers them the other way round.
+    view = cuda(
+        cuda_gpu(0, 1), cuda_gpu(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0))
+    )
+    (pair,) = pairs(view, link(0, 1))
+
+    assert (pair.first, pair.second, pair.path, pair.nvlinks) == (0, 1, "NV18", 18)
+    assert (pair.cuda_access, pair.cuda_atomics, pair.disagreement) == (True, True, None)
+
+
+def test_peer_access_in_one_direction_is_no_access() -> None:
+    (pair,) = pairs(cuda(cuda_gpu(0, 0), cuda_gpu(1, 1), peer_access=((0, 1),)), link(0, 1))
+
+    assert pair.cuda_access is False
+
+
+def test_disagreement_nvml_reports_access_and_cuda_does_not() -> None:
+    (pair,) = pairs(cuda(cuda_gpu(0, 0), cuda_gpu(1, 1)), link(0, 1))
+
+    assert pair.disagreement == ("NVML 0 and 1: NVML reports peer access, CUDA does not")
+
+
+def test_disagreement_cuda_reports_access_and_nvml_does_not() -> None:
+    view = cuda(cuda_gpu(0, 0), cuda_gpu(1, 1), peer_access=((0, 1), (1, 0)))
+    (pair,) = pairs(view, link(0, 1, access="the chipset does not support it"))
+
+    assert pair.disagreement is not None
+    assert "CUDA reports peer access" in pair.disagreement
+
+
+def test_unavailable_access_is_no_disagreement() -> None:
+    for view in (NO_CUDA, cuda(cuda_gpu(0, 0))):
+        (pair,) = pairs(view, link(0, 1))
+
+        assert isinstance(pair.cuda_access, Unavailable)
+        assert pair.disagreement is None
+
+
+def test_hidden_gpu_has_unavailable_cuda_access() -> None:
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    (pair,) = pairs(view, link(0, 1))
+
+    assert pair.cuda_access == Unavailable("not both devices are visible to CUDA")
+
+
+def test_pair_without_link_is_listed() -> None:
+    first, second, third = pairs(NO_CUDA, link(0, 1), gpus=3)
+
+    assert first.path == "NV18"
+    assert second.path == third.path == Unavailable("NVML does not report it")
+
+
+def test_mig_instances_are_in_no_pair() -> None:
+    instance = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
+    view = nvml(gpu(0), instance, gpu(1), links=(link(0, 1),))
+
+    result = read_devices(FakeMachine(view, NO_CUDA), topology=True)
+    assert result.pairs is not None
+    assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1)]
+
+
+def test_pairs_are_absent_without_nvml_or_request() -> None:
+    assert read_devices(FakeMachine(NO_NVML, cuda(cuda_gpu(0, 0))), topology=True).pairs == ()
+    assert read_devices(FakeMachine(nvml(gpu(0)), NO_CUDA)).pairs is None
+
+
+FIRST = "GPU-51053698-363a-a59f-4199-60617802a154"
+SECOND = "GPU-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9"
+
+# Values, and the devices of two GPUs that driver 580.159.04 left visible; <0> and <1> are the UUIDs.
+SEEN: list[tuple[str, tuple[int, ...]]] = [
+    ("", ()),
+    (" ", ()),
+    ("0", (0,)),
+    ("1", (1,)),
+    ("0,1", (0, 1)),
+    ("1,0", (1, 0)),
+    ("2", ()),
+    ("0,2,1", (0,)),
+    ("-1", ()),
+    ("1,-1,0", (1,)),
+    # Twice is once too often: CUDA then does not start.
+    ("1,0,1", ()),
+    ("1,1,0", ()),
+    ("0,1,0", ()),
+    # Numbers are read as strtoul does, and what is behind them is passed over.
+    (" 1", (1,)),
+    ("\t1", (1,)),
+    ("1 ,0", (1, 0)),
+    ("01", (1,)),
+    ("+1", (1,)),
+    ("-0", (0,)),
+    ("-0,1", (0, 1)),
+    ("0x1", (0,)),
+    ("1gpu2,0ampere", (1, 0)),
+    ("1;0", (1,)),
+    ("0.9,1", (0, 1)),
+    ("4294967296", (0,)),
+    ("4294967297", (1,)),
+    ("99999999999999999999", ()),
+    # An entry that is not a number ends the list.
+    ("a", ()),
+    ("1,a,0", (1,)),
+    ("1,,0", (1,)),
+    (",1", ()),
+    # UUIDs, or as much of them as is not ambiguous.
+    ("<0>", (0,)),
+    ("<1>,<0>", (1, 0)),
+    ("GPU-5", (0,)),
+    ("GPU-6", (1,)),
+    ("GPU-", ()),
+    ("GPU-,<1>", ()),
+    ("GPU-61972AE1-FE9A-6BFB-1A3C-4DD28DA50FB9", (1,)),
+    ("gpu-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9", ()),
+    ("<1>,<1>", ()),
+    ("<1>, <0>", (1,)),
+    ("<1> ,<0>", (1, 0)),
+    (" <1>", ()),
+    ("GPU-ffffffff,<0>", ()),
+    ("<0>,GPU-ffffffff,<1>", (0,)),
+    # The first entry decides of which kind all are.
+    ("0,<1>", (0,)),
+    ("<1>,0", (1,)),
+    ("MIG-51053698-363a-a59f-4199-60617802a154", (0,)),
+    ("MIG-51053698-363a-a59f-4199-60617802a154,<1>", (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("value", "visible"), SEEN)
+def test_rules_agree_with_observed_driver(value: str, visible: tuple[int, ...]) -> None:
+    named = value.replace("<0>", FIRST).replace("<1>", SECOND)
+
+    assert visibility(named, [FIRST, SECOND]).visible == visible
+
+
+def test_unset_variable_leaves_all_devices() -> None:
+    devices_found = visibility(None, [FIRST, SECOND])
+
+    assert (devices_found.visible, devices_found.notes) == ((0, 1), ())
+
+
+def test_negative_number_ends_list_as_in_programming_guide() -> None:
+    # CUDA Programming Guide, "Environment variables": 0,2,-1,1 leaves 0 and 2.
+    devices_found = visibility("0,2,-1,1", ["GPU-a", "GPU-b", "GPU-c"])
+
+    assert devices_found.visible == (0, 2)
+    assert devices_found.notes == (
+        "CUDA_VISIBLE_DEVICES=0,2,-1,1: '-1' is negative, so CUDA ignores this and all later entries",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("", "is empty, which hides every device"),
+        ("0,5,1", "no device has index 5 (of 2), so CUDA ignores this and all later entries"),
+        ("7", "no device has index 7 (of 2)"),
+        ("x", "'x' is not a number"),
+        ("0,0", "'0' repeats a device, so CUDA does not start"),
+        (f"{FIRST},1", "'1' does not start with GPU- or MIG-"),
+        ("GPU-abc", "no UUID starts with 'GPU-abc'"),
+    ],
+)
+def test_ineffective_entry_has_note(value: str, reason: str) -> None:
+    (note,) = visibility(value, [FIRST, SECOND]).notes
+
+    assert note.endswith(reason)
+
+
+def test_ambiguous_uuid_prefix_matches_none() -> None:
+    devices_found = visibility("GPU-1", ["GPU-11", "GPU-12"])
+
+    assert devices_found.visible == ()
+    assert "2 UUIDs start with 'GPU-1'" in devices_found.notes[0]
+
+
+@given(st.text(), st.integers(0, 4))
+def test_any_value_leaves_distinct_existing_devices(value: str, count: int) -> None:
+    visible = visibility(value, [f"GPU-{number}" for number in range(count)]).visible
+
+    assert set(visible) <= set(range(count))
+    assert len(visible) == len(set(visible))
+
+
+@given(st.lists(st.integers(0, 7), unique=True, min_size=1))
+def test_valid_numbers_keep_their_order_without_note(numbers: list[int]) -> None:
+    devices_found = visibility(",".join(map(str, numbers)), [f"GPU-{index}" for index in range(8)])
+
+    assert (devices_found.visible, devices_found.notes) == (tuple(numbers), ())

@@ -15,7 +15,6 @@ from devices.machines import (
     three_gpus,
 )
 
-from cudakit.devices.present.live import live_report, sparkline
 from cudakit.devices.result import Device, DevicesResult
 from cudakit.devices.watch import (
     History,
@@ -23,8 +22,10 @@ from cudakit.devices.watch import (
     WatchView,
     arrange,
     averages,
+    live_report,
     memory_share,
     sm_activity,
+    sparkline,
 )
 from cudakit.gpu.api.facts import Process
 from cudakit.report.document import Note, Ratio, Section, Table, Text

@@ -83,7 +83,7 @@ def devices(
     if list_fields and (watch or spec or view != View((), (), False, False, False)):
         raise click.UsageError("--list-fields lists all fields; remove the other options")
     _refuse_ignored(view, selects=spec is not None)
-    from cudakit.devices.fields import fields_by_name
+    from cudakit.devices.result import fields_by_name
 
     selected_fields = fields_by_name(view.names)
     formats = _WATCH_FORMATS if watch else _SELECT_FORMATS if spec else None

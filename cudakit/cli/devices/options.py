@@ -116,7 +116,7 @@ def _parse_utilization(text: str) -> float:
 
 
 def _field_names() -> list[str]:
-    from cudakit.devices.fields import field_registry
+    from cudakit.devices.result import field_registry
 
     return list(field_registry())
 

@@ -9,9 +9,8 @@ import click
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.report import Outputs, Report
-from cudakit.devices.fields import FieldsList, field_registry
 from cudakit.devices.query import open_query
-from cudakit.devices.result import DevicesResult, FieldsResult
+from cudakit.devices.result import DevicesResult, FieldsList, FieldsResult, field_registry
 from cudakit.devices.select import SelectSpec, filter_devices, select
 from cudakit.gpu.api.facts import Machine
 from cudakit.gpu.api.fields import FieldInfo
@@ -20,7 +19,7 @@ from cudakit.report.document import Document
 
 def list_fields(outputs: Outputs) -> None:
     """Write the list of all fields."""
-    from cudakit.devices.present.fields import field_list
+    from cudakit.devices.report import field_list
 
     fields = tuple(field_registry().values())
     outputs.write(
@@ -82,11 +81,10 @@ def report_of(
     watching: bool = False,
 ) -> Report:
     """Return the report of the devices, or of the selected fields."""
-    from cudakit.devices.present import report
-    from cudakit.devices.present.fields import field_table
+    from cudakit.devices.report import field_table, report
 
     def csv() -> Iterator[str]:
-        from cudakit.devices.present.fields import field_columns
+        from cudakit.devices.report import field_columns
         from cudakit.report import csv
 
         return csv.render(

@@ -14,8 +14,8 @@ from cudakit.cli.devices.options import View
 from cudakit.cli.devices.show import counts_activity, report_of
 from cudakit.cli.output import Output, is_capable_terminal, terminal_width
 from cudakit.cli.report import Report
-from cudakit.devices.present import WATCHED_FIELDS
 from cudakit.devices.query import open_query
+from cudakit.devices.report import WATCHED_FIELDS
 from cudakit.devices.result import DevicesResult
 from cudakit.devices.select import filter_devices, label
 from cudakit.devices.watch import History, Quit, WatchView
@@ -138,7 +138,7 @@ class Writer:
     def redraw(self, result: DevicesResult, live_state: LiveState) -> None:
         """Rewrite the last report, on a terminal only."""
         if self._is_live:
-            from cudakit.devices.present.live import live_report
+            from cudakit.devices.watch import live_report
 
             # The user may have resized the terminal.
             width = terminal_width(self.target.stream)

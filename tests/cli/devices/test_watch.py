@@ -12,7 +12,7 @@ from devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_o
 from cudakit.cli.devices.options import View
 from cudakit.cli.devices.watch import Writer, _read_keys, ticks, watch_devices
 from cudakit.cli.output import Output
-from cudakit.devices.fields import fields_by_name
+from cudakit.devices.result import fields_by_name
 from cudakit.devices.watch import Quit
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import DeviceFacts, Process

@@ -1,0 +1,550 @@
+"""Checks of containers, WSL, MPS, profilers and limits (CK016, CK019, CK025, CK026, CK034 to CK037)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from cudakit.devices.doctor.check import (
+    Finding,
+    NotCheckable,
+    combine_findings,
+    count_of,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
+)
+from cudakit.devices.doctor.driver import require_driver
+from cudakit.devices.doctor.variables import apply_rules, rules_of
+from cudakit.gpu.api.run_context import MPS_DIRECTORY, SHARED_MEMORY, RunContext
+from cudakit.units import Unavailable, format_bytes
+
+_DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+_CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
+_PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+_WSL_LIBRARIES = "/usr/lib/wsl/lib"
+
+
+def container(context: RunContext) -> Finding:
+    """Two variables tell NVIDIA's container runtime which GPUs and driver libraries a container gets.
+
+    NVIDIA_VISIBLE_DEVICES is all, none (driver but no GPU), void or empty (nothing), or a list.
+    NVIDIA_DRIVER_CAPABILITIES must contain compute (CUDA) and utility (NVML), which is the default. Both
+    are read when the container starts; a later change has no effect. With CDI the runtime itself sets
+    NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
+    """
+    container_kind = context.host.container
+    settings = {
+        name: context.variables[name]
+        for name in (_DEVICES_VARIABLE, _CAPABILITIES_VARIABLE)
+        if name in context.variables
+    }
+    if not container_kind and not settings:
+        return ok_finding("not in a container")
+    evidence = {"container": container_kind or "not recognized", **settings}
+    if context.cuda_devices and not isinstance(context.nvml, Unavailable):
+        return ok_finding(
+            f"CUDA and NVML work in this container ({container_kind or 'of unknown kind'})",
+            evidence,
+        )
+    capabilities = settings.get(_CAPABILITIES_VARIABLE)
+    missing_capabilities = _missing_capabilities(capabilities)
+    if missing_capabilities:
+        return fail_finding(
+            f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing_capabilities)}",
+            evidence,
+            f"start the container with -e {_CAPABILITIES_VARIABLE}=compute,utility",
+        )
+    if settings.get(_DEVICES_VARIABLE) in ("none", "void", ""):
+        return fail_finding(
+            f"{_DEVICES_VARIABLE}={settings[_DEVICES_VARIABLE] or '(empty)'} gives the container no GPU",
+            evidence,
+            "docker run --gpus all ...",
+        )
+    return ok_finding("no variable excludes the GPU from the container", evidence)
+
+
+def _missing_capabilities(capabilities: str | None) -> list[str]:
+    # If no capabilities are set, the container runtime uses utility and compute.
+    if not capabilities or "all" in capabilities.split(","):
+        return []
+    granted_capabilities = capabilities.split(",")
+    return [
+        capability
+        for capability in ("compute", "utility")
+        if capability not in granted_capabilities
+    ]
+
+
+def wsl_libraries(context: RunContext) -> Finding:
+    """WSL uses the Windows driver; its libcuda is in /usr/lib/wsl/lib.
+
+    If a Linux driver is installed inside WSL, its libcuda is loaded instead and cuInit fails. In WSL, NVML
+    reports fewer fields, and not the memory of each process. Source: CUDA on WSL User Guide.
+    """
+    if not context.host.is_wsl:
+        return ok_finding("not in WSL")
+    if context.simulated:
+        raise NotCheckable("the machine is simulated")
+    libcuda_copies = [
+        library
+        for library in require_fact(context.software.libraries)
+        if library.soname == "libcuda.so.1"
+    ]
+    linux_copies = [
+        library.path
+        for library in libcuda_copies
+        if not library.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in library.real
+    ]
+    evidence = {
+        "libcuda.so.1": ", ".join(library.path for library in libcuda_copies) or "not found"
+    }
+    if linux_copies:
+        return fail_finding(
+            "a Linux driver inside WSL hides the libcuda of the Windows driver",
+            evidence,
+            "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then run in PowerShell: wsl --shutdown",
+        )
+    if not context.driver.wsl_libcuda:
+        return fail_finding(
+            f"{_WSL_LIBRARIES} contains no libcuda: Windows has no NVIDIA driver for WSL",
+            evidence,
+            "install the NVIDIA driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
+        )
+    return ok_finding("WSL uses the Windows driver", evidence)
+
+
+def mps(context: RunContext) -> Finding:
+    """With MPS, programs use the GPU through a daemon; a directory of pipes connects them.
+
+    CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps, contains the file "control" while the daemon runs.
+    A leftover directory, one of another user, or a container that does not share the directory causes
+    805 (CUDA_ERROR_MPS_CONNECTION_FAILED). Source: CUDA Multi-Process Service, Environment Variables.
+    """
+    directory = context.variables.get(_PIPES_VARIABLE, MPS_DIRECTORY)
+    daemon_runs = (
+        not isinstance(context.processes, Unavailable) and "nvidia-cuda-mps" in context.processes
+    )
+    pipes = context.driver.mps_pipes
+    evidence = {
+        "directory": directory,
+        "control pipe": "present" if pipes else "not found",
+        "nvidia-cuda-mps-control": "running" if daemon_runs else "not found",
+    }
+    if context.cuda_error is not None and 805 <= context.cuda_error <= 809:
+        return fail_finding(
+            f"CUDA cannot connect to the MPS daemon ({context.cuda_error})",
+            evidence,
+            "nvidia-cuda-mps-control -d",
+            f"or stop using MPS: unset {_PIPES_VARIABLE}; rm -r {directory}",
+        )
+    if _PIPES_VARIABLE in context.variables and not pipes:
+        return warn_finding(
+            f"{_PIPES_VARIABLE}={directory}, but no MPS daemon runs with this directory",
+            evidence,
+            f"unset {_PIPES_VARIABLE}, or start the daemon: nvidia-cuda-mps-control -d",
+        )
+    if daemon_runs or pipes:
+        return ok_finding(f"an MPS daemon runs with {directory}", evidence)
+    return ok_finding("MPS is not in use")
+
+
+# --- profilers -------------------------------------------------------------------------------------
+
+_DCGM_CONFLICT = "DCGM uses the performance counters while it collects profiling metrics"
+_NCU_CONFLICT = "Nsight Compute uses the performance counters"
+# Profiling tools, by process name. The kernel cuts names of processes at 15 characters.
+_PROFILING_TOOLS = {
+    "nsys": "Nsight Systems uses CUPTI in the programs that it starts",
+    "ncu": _NCU_CONFLICT,
+    "nv-nsight-cu-cl": _NCU_CONFLICT,
+    "nv-hostengine": _DCGM_CONFLICT,
+    "dcgm-exporter": _DCGM_CONFLICT,
+    "compute-sanitiz": "compute-sanitizer attaches to the driver in the programs that it starts",
+    "cuda-gdb": "cuda-gdb stops the GPU that it debugs",
+    "dynolog": "dynolog starts PyTorch's profiler in running programs",
+}
+
+
+def cupti_users(context: RunContext) -> Finding:
+    """Only one tool can use CUPTI: torch.profiler, nsys, ncu, compute-sanitizer and cuda-gdb conflict.
+
+    CUDA_INJECTION64_PATH makes the driver load a tool into every CUDA program; NVTX_INJECTION64_PATH does
+    the same for NVTX. A second tool then fails with CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED (39).
+    DCGM (nv-hostengine) also uses the performance counters: profilers report "hardware busy" until
+    dcgmi profile --pause. The check does not see processes of other containers.
+    """
+    running_processes = (
+        frozenset() if isinstance(context.processes, Unavailable) else context.processes
+    )
+    tool_findings = (
+        warn_finding(
+            f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name)
+        )
+        for name in sorted(running_processes & _PROFILING_TOOLS.keys())
+    )
+    findings = (*apply_rules(rules_of("CK025"), context.variables), *tool_findings)
+    return combine_findings(findings, otherwise=ok_finding("no other tool uses CUPTI"))
+
+
+def _release_fix(name: str) -> str:
+    if name in ("nv-hostengine", "dcgm-exporter"):
+        return "dcgmi profile --pause while you profile, then --resume"
+    return f"end {name} before you profile"
+
+
+def performance_counters(context: RunContext) -> Finding:
+    """By default only administrators can read performance counters (ncu, CUPTI metrics).
+
+    Timelines of kernels and copies need no privilege. Reading counters fails with ERR_NVGPUCTRPERM unless
+    the process has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0,
+    which /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
+    """
+    driver_parameters = context.driver.parameters
+    if driver_parameters is None:
+        require_driver(context)
+        raise NotCheckable("/proc/driver/nvidia/params cannot be read here")
+    parameter_value = driver_parameters.get("RmProfilingAdminOnly")
+    evidence = {
+        "RmProfilingAdminOnly": parameter_value or "?",
+        "CAP_SYS_ADMIN": "yes" if context.privileged else "no",
+    }
+    if parameter_value == "0":
+        return ok_finding("every user can read performance counters", evidence)
+    if context.privileged:
+        return ok_finding("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
+    return warn_finding(
+        "only administrators can read performance counters (timelines need no privilege)",
+        evidence,
+        "run ncu with sudo; or allow all users: echo 'options nvidia "
+        "NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf, "
+        "update the initramfs and reboot",
+    )
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+# Minimum size of /dev/shm. Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
+_MIN_SHARED_BYTES = 1 << 30
+_MAX_MOUNTS = 4  # Number of file systems that the evidence names.
+_CONTAINER_SHM_FIXES: tuple[str, ...] = (
+    "docker run --ipc=host ...  (or --shm-size=8g)",
+    "in Kubernetes: mount an emptyDir with medium: Memory at /dev/shm",
+)
+_HOST_SHM_FIXES: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
+# Minimum of address space. CUDA reserves address space for all memory of host and devices, and uses little.
+_MIN_ADDRESS_SPACE = 1 << 40
+# Minimum of lockable memory with InfiniBand. Buffers that are registered with a card are locked in memory.
+_MIN_LOCKED_BYTES = 1 << 30
+
+
+def shared_memory(context: RunContext) -> Finding:
+    """Data loaders and NCCL pass data between processes through /dev/shm.
+
+    Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
+    (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
+    """
+    shared_bytes = require_fact(context.host.shared_memory_bytes)
+    evidence = {SHARED_MEMORY: format_bytes(shared_bytes)}
+    if shared_bytes >= _MIN_SHARED_BYTES:
+        return ok_finding(f"{SHARED_MEMORY} has {format_bytes(shared_bytes)}", evidence)
+    fixes = _CONTAINER_SHM_FIXES if context.host.container else _HOST_SHM_FIXES
+    return warn_finding(
+        f"{SHARED_MEMORY} has only {format_bytes(shared_bytes)}: data loader workers may crash",
+        evidence,
+        *fixes,
+    )
+
+
+def memory_limits(context: RunContext) -> Finding:
+    """CUDA reserves far more address space than it uses; if that fails, CUDA fails with error 2.
+
+    A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent this
+    reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or fail.
+    Without InfiniBand that limit does not matter.
+    """
+    limits = require_fact(context.limits)
+    address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
+    overcommit_mode, infiniband_cards = context.host.overcommit_memory, context.host.infiniband
+    evidence = {
+        "address space (ulimit -v)": _limit_text(address_limit),
+        "locked memory (ulimit -l)": _limit_text(lock_limit),
+        "vm.overcommit_memory": overcommit_mode or "?",
+    }
+    rules = (
+        (
+            address_limit is not None and address_limit < _MIN_ADDRESS_SPACE,
+            f"the address space is limited to {_limit_text(address_limit)}: CUDA may fail with "
+            "out of memory (error 2)",
+            "ulimit -v unlimited, or ask the batch system for more memory",
+        ),
+        (
+            overcommit_mode == "2",
+            "vm.overcommit_memory is 2: CUDA may fail with out of memory (error 2)",
+            "sudo sysctl vm.overcommit_memory=0",
+        ),
+        (
+            bool(infiniband_cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
+            f"only {_limit_text(lock_limit)} of memory can be locked; InfiniBand "
+            f"({', '.join(infiniband_cards)}) needs more",
+            "ulimit -l unlimited (docker run --ulimit memlock=-1)",
+        ),
+    )
+    return combine_findings(
+        (warn_finding(message, evidence, fix) for is_met, message, fix in rules if is_met),
+        otherwise=ok_finding("no limit prevents CUDA from reserving memory", evidence),
+    )
+
+
+def _limit_text(limit: int | None) -> str:
+    return "unlimited" if limit is None else format_bytes(limit)
+
+
+# --- cudakit --------------------------------------------------------------------------------
+
+# The extensions that setup.py builds, each with the effect if it is missing.
+_EFFECTS_OF_MISSING = {
+    "memory/load/_pickled": "snapshots are read by the Python reader, about 10 times slower",
+    "allocator/_fast": "the allocator's calls run in Python, several times slower",
+    "arrays/plugs/_buffers": "buffers of cuda.core are allocated through Python, which is slower",
+    "arrays/plugs/_torch_pool": "cudakit.torch_pool is not available",
+    "record/_frames": "races have no Python call stacks",
+    "record/_recorder": "cudakit run --sanitize is not available",
+}
+
+
+def compiled_extensions(context: RunContext) -> Finding:
+    """Without its optional C extensions cudakit is slower, or lacks features.
+
+    pip builds the extensions if it finds a C compiler and the headers of Python; otherwise it installs
+    cudakit without them, silently. Snapshots and the allocator then use a slower Python implementation.
+    """
+    effects_of_missing = {
+        name: effect_of_missing
+        for name, effect_of_missing in _EFFECTS_OF_MISSING.items()
+        if name in context.software.missing_extensions
+    }
+    if not effects_of_missing:
+        return ok_finding("cudakit's compiled extensions are installed")
+    return warn_finding(
+        f"cudakit was installed without {count_of(len(effects_of_missing), 'compiled extension')}",
+        effects_of_missing,
+        "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
+        "pip install --force-reinstall --no-cache-dir --no-binary cudakit cudakit",
+    )
+
+
+def gpudirect_storage(context: RunContext) -> Finding:
+    """GPUDirect Storage reads files into GPU memory if nvidia-fs is loaded and the file system supports it.
+
+    Otherwise cuFile reads through host memory (compatibility mode): programs work, but no faster than with
+    read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
+    refuses files on block devices, such as NVMe drives. Source: GPUDirect Storage Installation and
+    Troubleshooting Guide.
+    """
+    if context.simulated:
+        raise NotCheckable("the machine is simulated")
+    nvidia_fs_version, mounts = context.driver.nvidia_fs, context.driver.mounts
+    mounts_text = ", ".join(
+        f"{mount.directory} ({mount.file_system})" for mount in mounts[:_MAX_MOUNTS]
+    )
+    evidence = {
+        "nvidia-fs": nvidia_fs_version or "not loaded",
+        "supported file systems": mounts_text or "none is mounted",
+        "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
+    }
+    if not nvidia_fs_version:
+        summary = (
+            "GPUDirect Storage is not set up; cuFile reads through host memory"
+            if context.driver.udev_database
+            else "GPUDirect Storage is not set up and udev's database /run/udev is missing; only programs "
+            "that use cuFile need them"
+        )
+        return ok_finding(summary, evidence)
+    if not context.driver.udev_database:
+        return warn_finding(
+            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on block devices, such as "
+            "NVMe drives, because udev's database /run/udev is missing",
+            evidence,
+            "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
+        )
+    if not mounts:
+        return warn_finding(
+            f"nvidia-fs {nvidia_fs_version} is loaded, but no mounted file system supports GPUDirect Storage",
+            evidence,
+            "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
+        )
+    return ok_finding(f"nvidia-fs {nvidia_fs_version} is loaded, for {mounts_text}", evidence)
+
+
+# --- Xid errors: the table of their meanings, and the check of the kernel log (CK033) --------------
+
+CATALOG_URL = "https://docs.nvidia.com/deploy/xid-errors/"
+
+# A line of the kernel log: "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the
+# bus."
+_XID_PATTERN = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_ROW_PATTERN = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """A kind of error that the driver writes to the kernel log."""
+
+    number: int
+    origin: str  # usual cause, by NVIDIA's catalog: "program" or "hardware"; "notice" if it needs no action
+    meaning: str
+    action: str  # recommended action
+
+
+@cache
+def known_xids() -> Mapping[int, Xid]:
+    """Return the table of Xid errors by number."""
+    row_matches = (_ROW_PATTERN.fullmatch(line) for line in _TABLE.strip().splitlines())
+    row_fields = (row_match.groups(default="") for row_match in row_matches if row_match)
+    return {
+        int(number): Xid(int(number), origin, meaning, action or _USUAL_ACTIONS[origin])
+        for number, origin, meaning, action in row_fields
+    }
+
+
+_USUAL_ACTIONS = {
+    "program": "run the program under compute-sanitizer: it prints the kernel and the source line",
+    "hardware": "reset the GPU or reboot; if the error returns, test the GPU (dcgmi diag -r 3)",
+    "notice": "no action is needed unless the Xid appears often",
+}
+
+# Number, origin, meaning, and an action if it differs from the usual action for the origin. Sources: Xid
+# Errors, the catalog; NVIDIA/open-gpu-kernel-modules, nverror.h.
+_TABLE = """
+13 program exception in a kernel, such as an index out of bounds
+25 program invalid command buffer
+31 program memory page fault: a kernel accessed an unmapped address
+32 hardware corrupt command buffer, often due to the PCIe link
+38 hardware driver firmware error
+39 hardware error of a copy engine
+40 hardware error of a copy engine
+41 hardware error of a copy engine
+43 program the GPU stopped the program after an error in the program
+44 hardware graphics engine fault during a context switch
+45 program cleanup of a program that ended after an error, Ctrl-C or kill | find the first Xid before this one
+46 hardware the GPU stopped processing
+48 hardware uncorrectable memory error (double-bit ECC)
+54 hardware auxiliary power is not connected | check the power cables
+56 hardware display engine error
+57 hardware error of the memory interface
+58 hardware unstable memory interface
+60 program video processor exception | check the video data and the calls of the video library
+61 hardware breakpoint of the internal microcontroller
+62 hardware halt of the internal microcontroller
+63 notice a memory row was remapped, or a page retired | cudakit doctor --only CK028 shows what to do
+64 hardware a memory row could not be remapped, or a page not retired
+65 program video encoder exception | check the video data and the calls of the video library
+68 program video decoder exception | check the video data and the calls of the video library
+69 program graphics engine exception | check the graphics calls of the program
+70 hardware error of a copy engine
+71 hardware error of a copy engine
+72 hardware error of a copy engine
+74 hardware NVLink error | check the error counters: nvidia-smi nvlink -e
+75 hardware error of a copy engine
+76 hardware error of a copy engine
+77 hardware error of a copy engine
+78 hardware a virtual GPU could not start | update the drivers of host and guest
+79 hardware the GPU has fallen off the bus | reboot; if this repeats, check power, cooling and the PCIe slot
+80 hardware corrupt data sent to the GPU
+85 hardware error of a copy engine
+92 notice high rate of corrected memory errors
+93 notice the wear limit of the GPU's flash memory (InfoROM) is reached
+94 hardware contained memory error: only the affected program ended | restart the program; reset the GPU later
+95 hardware uncontained memory error: the GPU must be reset
+109 hardware context switch timeout
+110 hardware security fault
+119 hardware the GPU's system processor (GSP) did not answer
+120 hardware the GPU's system processor (GSP) failed
+121 notice corrected error of the NVLink-C2C link
+122 hardware reading the GPU's flash memory failed
+123 hardware writing the GPU's flash memory failed
+124 hardware erasing the GPU's flash memory failed
+125 hardware error in the file system of the GPU's flash memory (InfoROM)
+136 hardware NVLink training failed
+137 program illegal access to another GPU's memory over NVLink
+140 hardware uncorrectable memory error
+141 notice error in a fast path of CUDA
+143 hardware the GPU could not be initialized
+144 hardware NVLink error (NVLink 5)
+145 hardware NVLink error (NVLink 5)
+146 hardware NVLink error (NVLink 5)
+147 hardware NVLink error (NVLink 5)
+148 hardware NVLink error (NVLink 5)
+149 hardware NVLink error (NVLink 5)
+150 hardware NVLink error (NVLink 5)
+151 hardware key rotation of confidential computing failed | restart the virtual machine
+154 notice the requested recovery action has changed | cudakit doctor --only CK028 shows what to do
+155 notice an NVLink link went down on request | reset the GPU if the link stays down
+156 notice a defective part of the GPU was retired | reset the GPU: the retirement takes effect then
+157 hardware a defective part of the GPU could not be retired
+158 hardware fatal timeout of the GPU
+159 hardware error of the C2C link's protocol (CHI)
+160 notice a memory channel was retired
+161 hardware a memory channel could not be retired
+163 notice the power smoothing circuit was disabled
+164 notice the power smoothing circuit is near the end of its life
+165 notice the power smoothing circuit is at the end of its life
+167 hardware fatal PCIe timeout
+168 hardware error in a protected memory region | enable ECC (nvidia-smi -e 1) and reboot
+169 hardware halt of the security microcontroller
+171 hardware uncorrectable error in DRAM: details of Xid 48
+172 hardware uncorrectable error in SRAM: details of Xid 48
+173 hardware the NVLink-C2C link failed
+175 hardware error of the memory subsystem
+"""
+
+
+def xids(context: RunContext) -> Finding:
+    """The driver writes its errors to the kernel log as numbered Xid messages.
+
+    Xids 13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
+    NVLink, 79 a GPU that has fallen off the bus, 119 and 120 the GPU's system processor. The log starts at
+    boot or at the oldest message in its buffer; on most systems reading it needs privilege.
+    `cudakit explain NUMBER` explains the common Xids. Source, with all Xids:
+    https://docs.nvidia.com/deploy/xid-errors/
+    """
+    log_lines = require_fact(context.driver.kernel_log)
+    matches = (_XID_PATTERN.search(line) for line in log_lines if "Xid" in line)
+    count_by_gpu_and_xid = Counter((match[1], int(match[2])) for match in matches if match)
+    if not count_by_gpu_and_xid:
+        return ok_finding("no Xid errors in the kernel log")
+    xid_by_number = known_xids()
+    evidence = {
+        f"Xid {number} on {address}": f"{xid_count}×, {xid_by_number[number].meaning}"
+        if number in xid_by_number
+        else f"{xid_count}×, not in the table"
+        for (address, number), xid_count in sorted(count_by_gpu_and_xid.items())
+    }
+    xid_numbers = sorted({number for _, number in count_by_gpu_and_xid})
+    numbers_text = ", ".join(map(str, xid_numbers))
+    origins = {
+        xid_by_number[number].origin if number in xid_by_number else "notice"
+        for number in xid_numbers
+    }
+    if origins == {"program"}:
+        return warn_finding(
+            f"programs caused GPU errors since boot (Xid {numbers_text})",
+            evidence,
+            _USUAL_ACTIONS["program"],
+        )
+    make_finding = fail_finding if "hardware" in origins else warn_finding
+    return make_finding(
+        f"the driver reported GPU errors since boot (Xid {numbers_text})",
+        evidence,
+        *(
+            f"Xid {xid_number}: {xid_by_number[xid_number].action}"
+            for xid_number in xid_numbers
+            if xid_number in xid_by_number
+        ),
+        f"NVIDIA's catalog: {CATALOG_URL}",
+    )
