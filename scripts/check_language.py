@@ -116,7 +116,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("tests/scripts/test_check_language.py", "*"): "tests the words",
     ("cudakit/bench/", "contender"): "a field of the JSON document cudakit.bench/1",
     ("tests/cli/bench/", "contender"): "the same field",
-    ("tests/gpu/collectives/", "contender"): "the same field",
+    ("tests/gpu/test_real_collectives.py", "contender"): "the same field",
     ("scripts/bench_gemm.py", "contender"): "the same field",
     ("scripts/repeat_bench.py", "contender"): "the same field",
 }

@@ -11,8 +11,8 @@ from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.api.operations import ArrayLibraryName, Operation, OperationLibrary
-from cudakit.gpu.blas.vendor import CudaDevice, load_cupy, load_torch
 from cudakit.gpu.external_streams import stream_of_cupy
+from cudakit.gpu.vendor import CudaDevice, load_cupy, load_torch
 
 _FLOAT32_BYTES = 4
 _TORCH_CALLS: Mapping[Operation, str] = MappingProxyType(

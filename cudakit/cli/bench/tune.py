@@ -227,7 +227,7 @@ def _validators(
 
 
 def _installed_validators() -> Mapping[str, str]:
-    from cudakit.gpu.blas.vendor import torch_validators
+    from cudakit.gpu.vendor import torch_validators
 
     try:
         return torch_validators()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudakit.gpu.api.gemm import Blas, Library
     from cudakit.gpu.architectures import Capability
-    from cudakit.gpu.blas.vendor import CudaDevice
+    from cudakit.gpu.vendor import CudaDevice
 
 
 def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Blas:
@@ -15,15 +15,15 @@ def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Bla
 
     Raises MissingDependency with the package to install, EnvironmentUnusable if torch was built without CUDA.
     """
-    from cudakit.gpu.blas import vendor
+    from cudakit.gpu import vendor as vendor
 
     match library:
         case "torch":
-            from cudakit.gpu.blas.torch import TorchBlas
+            from cudakit.gpu.blas.frameworks import TorchBlas
 
             return TorchBlas(cuda, vendor.load_torch())
         case "cupy":
-            from cudakit.gpu.blas.cupy import CupyBlas
+            from cudakit.gpu.blas.frameworks import CupyBlas
 
             return CupyBlas(cuda, vendor.load_cupy())
         case "cublas":

@@ -10,15 +10,15 @@ import numpy as np
 
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands
-from cudakit.gpu.blas.errors import (
+from cudakit.gpu.blas.calls import (
     CHOOSES_ITSELF,
     WithoutAlgorithms,
     call_error,
     check_for_cublas,
     closed_error,
+    type_names,
 )
-from cudakit.gpu.blas.types import type_names
-from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
+from cudakit.gpu.vendor import CudaDevice, Nvmath
 from cudakit.units import Unavailable, format_bytes
 
 _INT32_MAX = 2**31 - 1

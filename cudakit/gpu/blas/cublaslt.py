@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -15,16 +16,21 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never_over
 from cudakit.gpu.architectures import Capability
-from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
-from cudakit.gpu.blas.errors import (
+from cudakit.gpu.blas.calls import (
     UNSUPPORTED_STATUSES,
     call_error,
     check_for_cublaslt,
     closed_error,
     no_algorithm,
 )
-from cudakit.gpu.blas.search import allowed_reductions, configurations, round_robin
-from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
+from cudakit.gpu.blas.descriptors import (
+    NO_REDUCTION,
+    AttributeBuffer,
+    Configurations,
+    Problem,
+    allowed_reductions,
+)
+from cudakit.gpu.vendor import CudaDevice, Nvmath
 from cudakit.units import format_bytes
 
 try:
@@ -365,3 +371,182 @@ def _upload_unit_scale(cuda: CudaDevice) -> Ptr:
     cuda.sync_stream(LEGACY)
     cuda.host_free(pinned_ptr)
     return address
+
+
+# --- all configurations of an algorithm ---------------------------------------------------------------------
+#
+# The capabilities of an algorithm (cuBLAS Library, "cublasLtMatmulAlgoCapAttributes_t") list the values of
+# each parameter, but neither the valid combinations nor the supported cluster and inner shapes. The search
+# checks these with cublasLtMatmulAlgoCheck.
+
+# Split-k factors to try. The library accepts any factor, but larger ones are not faster.
+SPLIT_K_FACTORS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+# Thread block clusters exist since Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
+_CLUSTERS_SINCE = (9, 0)
+
+# Maximum number of custom options to try: some algorithms accept any value, but only the first few differ.
+_MAX_CUSTOM_OPTIONS = 64
+
+# Approximate number of tile and stage combinations with which each cluster and inner shape is tried.
+_SAMPLE_COUNT = 16
+
+# A function that returns an algorithm with its workspace size, or None if the library does not support it.
+CheckAlgorithm = Callable[[Algorithm], "Algorithm | None"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The values of each parameter of an algorithm; the default value is first."""
+
+    id: int
+    tiles: Sequence[int] = (0,)
+    stages: Sequence[int] = (0,)
+    customs: Sequence[int] = (0,)
+    swizzles: Sequence[int] = (0,)
+    splits: Sequence[int] = ()
+    reductions: Sequence[int] = ()
+    clusters: Sequence[int] = (0,)
+    inners: Sequence[int] = (0,)
+
+
+def configurations(choices: Choices, check_algorithm: CheckAlgorithm) -> Iterator[Algorithm | None]:
+    """Yield each supported configuration once, and None for each unsupported one.
+
+    Combinations of tiles and stages come first, because they are found fast, and their speed differs most. A
+    cluster or inner shape is tried only if a sample of tiles and stages supports it; if every value is
+    supported, the parameter has no effect and is skipped. Swizzle and split-k are tried on configurations
+    that are supported without them.
+    """
+    shapes = [
+        Algorithm(id=choices.id, tile=tile, stages=stages)
+        for tile, stages in product(choices.tiles, choices.stages)
+    ]
+    supported_shapes: list[Algorithm] = []
+    for shape in shapes:
+        if accepted_shape := check_algorithm(shape):
+            supported_shapes.append(shape)
+        yield accepted_shape
+    sampled_shapes = _sample(supported_shapes or shapes)
+    clusters = _effective_values("cluster", choices.clusters, sampled_shapes, check_algorithm)
+    inners = _effective_values("inner", choices.inners, sampled_shapes, check_algorithm)
+    for shape, custom, cluster, inner_shape in product(shapes, choices.customs, clusters, inners):
+        candidate = replace(shape, custom=custom, cluster=cluster, inner=inner_shape)
+        accepted_shape = check_algorithm(candidate)
+        yield accepted_shape if candidate != shape else None
+        if accepted_shape:
+            yield from map(check_algorithm, _variants(candidate, choices))
+
+
+def round_robin(
+    iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never_over
+) -> Iterator[Algorithm]:
+    """Yield an algorithm of each iterator in turn, so that a search that stops early covers all of them.
+
+    If an iterator yields None, the next iterator follows.
+    """
+    active_iterators = list(iterators)
+    while active_iterators:
+        for iterator in [*active_iterators]:
+            if is_over():
+                return
+            try:
+                algorithm = next(iterator)
+            except StopIteration:
+                active_iterators.remove(iterator)
+            else:
+                if algorithm:
+                    yield algorithm
+
+
+def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
+    """Return an evenly spaced sample of shapes, because trying all takes seconds per algorithm."""
+    return shapes[:: max(1, len(shapes) // _SAMPLE_COUNT)]
+
+
+def _effective_values(
+    field: str, values: Sequence[int], shapes: Sequence[Algorithm], check_algorithm: CheckAlgorithm
+) -> Sequence[int]:
+    """Return the supported values of a parameter; only the first value if the parameter has no effect."""
+    if len(values) == 1:
+        return values
+    supported_values = [
+        value
+        for value in values
+        if any(check_algorithm(replace(shape, **{field: value})) for shape in shapes)
+    ]
+    return (
+        supported_values if supported_values and len(supported_values) < len(values) else values[:1]
+    )
+
+
+def _variants(candidate: Algorithm, choices: Choices) -> Iterator[Algorithm]:
+    """Yield the configurations that differ from ``candidate`` only in swizzle and split-k."""
+    unsplit_variant = [(1, NO_REDUCTION)]
+    for swizzle, (split, reduction) in product(
+        choices.swizzles, [*unsplit_variant, *product(choices.splits, choices.reductions)]
+    ):
+        variant = replace(candidate, swizzle=swizzle, split_k=split, reduction=reduction)
+        if variant != candidate:
+            yield variant
+
+
+class Capabilities:
+    """Reads the capabilities of an algorithm from its initialized structure."""
+
+    def __init__(self, lt: Any, address: int) -> None:
+        self._lt = lt
+        self._address = address
+        self._written_bytes = AttributeBuffer(0, np.uint64)
+
+    def number(self, name: str) -> int:
+        """Return the value of an attribute, such as ``SPLITK_SUPPORT``."""
+        buffer = AttributeBuffer(*self._attribute(name))
+        self._get_attribute(buffer.attribute, buffer.address, buffer.size_bytes)
+        return buffer.number
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return the values of an array attribute, such as ``TILE_IDS``."""
+        attribute, dtype = self._attribute(name)
+        self._get_attribute(attribute, 0, 0)
+        values = np.zeros(self._written_bytes.number // np.dtype(dtype).itemsize, dtype)
+        if values.size:
+            self._get_attribute(attribute, values.ctypes.data, values.nbytes)
+        return tuple(values.tolist())
+
+    def _attribute(self, name: str) -> tuple[int, type[np.generic]]:
+        attribute = self._lt.MatmulAlgoCapAttribute[name]
+        return attribute, self._lt.get_matmul_algo_cap_attribute_dtype(attribute)
+
+    def _get_attribute(self, attribute: int, address: int, size_bytes: int) -> None:
+        self._lt.matmul_algo_cap_get_attribute(
+            self._address, attribute, address, size_bytes, self._written_bytes.address
+        )
+
+
+def choices(
+    lt: Any,
+    algorithm_id: int,
+    algorithm_address: int,
+    allowed_schemes: Sequence[int],
+    capability: tuple[int, int],
+) -> Choices:
+    """Return the parameter values of an algorithm, with reduction schemes from ``allowed_schemes`` only."""
+    capabilities = Capabilities(lt, algorithm_address)
+    scheme_mask = capabilities.number("REDUCTION_SCHEME_MASK")
+    max_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
+    return Choices(
+        id=algorithm_id,
+        tiles=capabilities.numbers("TILE_IDS") or (0,),
+        stages=capabilities.numbers("STAGES_IDS") or (0,),
+        customs=range(max(max_custom, 0) + 1),
+        swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
+        splits=SPLIT_K_FACTORS if capabilities.number("SPLITK_SUPPORT") else (),
+        reductions=tuple(scheme for scheme in allowed_schemes if scheme & scheme_mask),
+        clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
+        inners=_sorted_values(lt.MatmulInnerShape),
+    )
+
+
+def _sorted_values(shapes: Any) -> tuple[int, ...]:
+    return tuple(sorted({int(shape) for shape in shapes}))

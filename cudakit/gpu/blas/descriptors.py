@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +11,10 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr
+from cudakit.gpu.api.elements import BF16, FP16
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Matrix
-from cudakit.gpu.blas.search import NO_REDUCTION, SPLIT_K_FACTORS, Choices, allowed_reductions
-from cudakit.gpu.blas.types import TypeNames, is_fp8_output, type_names
-from cudakit.gpu.blas.vendor import Nvmath
+from cudakit.gpu.blas.calls import TypeNames, is_fp8_output, type_names
+from cudakit.gpu.vendor import Nvmath
 
 # Names of values of cublasLtEpilogue_t. Its gelu is the tanh form (cuBLAS Library, "cublasLtEpilogue_t").
 _EPILOGUES: Mapping[str, str] = MappingProxyType(
@@ -46,11 +46,23 @@ FIELDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Thread block clusters exist since Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
-_CLUSTERS_SINCE = (9, 0)
 
-# Maximum number of custom options to try: some algorithms accept any value, but only the first few differ.
-_MAX_CUSTOM_OPTIONS = 64
+# Values of cublasLtReductionScheme_t: how the partial sums of split-k are added.
+NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
+SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
+
+
+def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
+    """Return the reduction schemes that the settings allow.
+
+    Deterministic mode excludes the in-place scheme: partial sums are added to D in an order that NVIDIA does
+    not document as fixed. Disabled reduced precision excludes schemes that store partial sums of a 16-bit D
+    in 16 bits, as in torch (aten/src/ATen/cuda/CUDABlas.cpp).
+    """
+    excluded_schemes = {IN_PLACE} if settings.deterministic else set()
+    if not settings.reduced_precision and gemm.d.element in (FP16, BF16):
+        excluded_schemes |= {IN_PLACE, IN_OUTPUT_TYPE}
+    return tuple(scheme for scheme in SCHEMES if scheme not in excluded_schemes)
 
 
 class AttributeBuffer:
@@ -255,64 +267,3 @@ class Configurations:
             self._written_bytes.address,
         )
         return buffer.number
-
-
-class Capabilities:
-    """Reads the capabilities of an algorithm from its initialized structure."""
-
-    def __init__(self, lt: Any, address: int) -> None:
-        self._lt = lt
-        self._address = address
-        self._written_bytes = AttributeBuffer(0, np.uint64)
-
-    def number(self, name: str) -> int:
-        """Return the value of an attribute, such as ``SPLITK_SUPPORT``."""
-        buffer = AttributeBuffer(*self._attribute(name))
-        self._get_attribute(buffer.attribute, buffer.address, buffer.size_bytes)
-        return buffer.number
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """Return the values of an array attribute, such as ``TILE_IDS``."""
-        attribute, dtype = self._attribute(name)
-        self._get_attribute(attribute, 0, 0)
-        values = np.zeros(self._written_bytes.number // np.dtype(dtype).itemsize, dtype)
-        if values.size:
-            self._get_attribute(attribute, values.ctypes.data, values.nbytes)
-        return tuple(values.tolist())
-
-    def _attribute(self, name: str) -> tuple[int, type[np.generic]]:
-        attribute = self._lt.MatmulAlgoCapAttribute[name]
-        return attribute, self._lt.get_matmul_algo_cap_attribute_dtype(attribute)
-
-    def _get_attribute(self, attribute: int, address: int, size_bytes: int) -> None:
-        self._lt.matmul_algo_cap_get_attribute(
-            self._address, attribute, address, size_bytes, self._written_bytes.address
-        )
-
-
-def choices(
-    lt: Any,
-    algorithm_id: int,
-    algorithm_address: int,
-    allowed_schemes: Sequence[int],
-    capability: tuple[int, int],
-) -> Choices:
-    """Return the parameter values of an algorithm, with reduction schemes from ``allowed_schemes`` only."""
-    capabilities = Capabilities(lt, algorithm_address)
-    scheme_mask = capabilities.number("REDUCTION_SCHEME_MASK")
-    max_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
-    return Choices(
-        id=algorithm_id,
-        tiles=capabilities.numbers("TILE_IDS") or (0,),
-        stages=capabilities.numbers("STAGES_IDS") or (0,),
-        customs=range(max(max_custom, 0) + 1),
-        swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
-        splits=SPLIT_K_FACTORS if capabilities.number("SPLITK_SUPPORT") else (),
-        reductions=tuple(scheme for scheme in allowed_schemes if scheme & scheme_mask),
-        clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
-        inners=_sorted_values(lt.MatmulInnerShape),
-    )
-
-
-def _sorted_values(shapes: Any) -> tuple[int, ...]:
-    return tuple(sorted({int(shape) for shape in shapes}))

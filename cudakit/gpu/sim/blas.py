@@ -27,7 +27,7 @@ from cudakit.gpu.api.gemm import (
 )
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.architectures import Capability
-from cudakit.gpu.blas.errors import (
+from cudakit.gpu.blas.calls import (
     CHOOSES_ITSELF,
     USE_CUBLASLT,
     check_for_cublas,

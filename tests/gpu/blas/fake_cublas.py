@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from cudakit.gpu.api import Stream
-from cudakit.gpu.blas.vendor import Nvmath
 from cudakit.gpu.sim import Sim
+from cudakit.gpu.vendor import Nvmath
 
 CONFIG = ("id", "tile", "split_k", "reduction", "swizzle", "custom", "stages", "inner", "cluster")
 CAPABILITIES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cudakit.errors import MissingDependency
-from cudakit.gpu.blas.vendor import load_cupy, load_nvmath, load_torch
+from cudakit.gpu.vendor import load_cupy, load_nvmath, load_torch
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_missing_library_is_named_with_install_command(
 ASK = """
 import json
 from cudakit.errors import CudakitError
-from cudakit.gpu.blas.vendor import torch_validators
+from cudakit.gpu.vendor import torch_validators
 try:
     print(json.dumps(dict(torch_validators())))
 except CudakitError as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,14 @@ from cudakit.errors import CollectiveError, EnvironmentUnusable, MissingDependen
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.collectives import OPERATIONS, Collective
 from cudakit.gpu.api.elements import ELEMENTS, FP32
-from cudakit.gpu.collectives.library import LIBRARY_OVERRIDE, CollectiveDevice, load_nccl
-from cudakit.gpu.collectives.nccl import Nccl, NcclCommunicator, format_version
+from cudakit.gpu.collectives import (
+    LIBRARY_OVERRIDE,
+    Nccl,
+    NcclCommunicator,
+    format_version,
+    load_nccl,
+    open_collectives,
+)
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 SEND, RECEIVE, STREAM = Ptr(0x1000), Ptr(0x2000), Stream(7)
@@ -63,7 +70,7 @@ def fake(fake_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes
 
 
 def nccl(device: Device | None = None) -> Nccl:
-    return Nccl(cast(CollectiveDevice, device or Device()))
+    return Nccl(cast("device or Device()"))
 
 
 def connected(rank: int = 1, ranks: int = 3, device: Device | None = None) -> NcclCommunicator:
@@ -235,3 +242,14 @@ def test_library_without_a_needed_function_is_too_old(
 )
 def test_version_number_is_formatted(number: int, text: str) -> None:
     assert format_version(number) == text
+
+
+# --- torch.distributed as a library of collective operations, without a GPU ------------------------
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_missing_torch_names_the_package() -> None:
+    with pytest.raises(MissingDependency, match="torch is not installed") as raised:
+        open_collectives(cast("None"), "torch")
+
+    assert raised.value.hint == "pip install 'torch'"

@@ -8,7 +8,7 @@ import pytest
 from invocation import Cli
 
 from cudakit.errors import CudakitError
-from cudakit.gpu.collectives.library import load_nccl
+from cudakit.gpu.collectives import load_nccl
 from cudakit.gpu.open import open_gpu
 
 pytestmark = pytest.mark.gpu

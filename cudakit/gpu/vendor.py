@@ -1,4 +1,4 @@
-"""Loading of vendor libraries, and the device protocol that they need."""
+"""The packages of vendors that cudakit loads, and what they need of a real device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, Unsupported
-from cudakit.gpu.api import Memory, Stream, Streams
+from cudakit.gpu.api import Memory, Ptr, Stream, Streams
 
 _T = TypeVar("_T")
+
+# torch's data types by the name of the element type.
+TORCH_DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "fp64": "float64",
+        "fp32": "float32",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "fp8_e4m3": "float8_e4m3fn",
+        "fp8_e5m2": "float8_e5m2",
+        "int8": "int8",
+        "int32": "int32",
+    }
+)
 
 # The first version of torch with cuBLASLt tuning (ATen/cuda/tunable/GemmCublaslt.h in its wheel).
 FIRST_TUNING_TORCH = "2.15"
@@ -34,6 +49,19 @@ class CudaDevice(Memory, Streams, Protocol):
 
     def stream_address(self, stream: Stream) -> int:
         """Return the driver handle of a stream as an int."""
+
+
+class DeviceBytes:
+    """A range of device memory as an array of bytes (CUDA Array Interface, version 3)."""
+
+    def __init__(self, address: Ptr, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (int(address), False),
+            "strides": None,
+            "version": 3,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +157,16 @@ def load_cupy() -> Any:
     try:
         return import_module("cupy")
     except ImportError as error:
-        wheel = f"cupy-cuda{_cuda_major()}x"
+        wheel = f"cupy-cuda{cuda_major()}x"
         raise MissingDependency(
             "cupy", purpose="computing GEMMs with CuPy", requirement=wheel
         ) from error
 
 
 def _cublas_requirement() -> str:
-    return "nvidia-cublas-cu12" if _cuda_major() == 12 else "nvidia-cublas"
+    return "nvidia-cublas-cu12" if cuda_major() == 12 else "nvidia-cublas"
 
 
-def _cuda_major() -> int:
+def cuda_major() -> int:
     """Return the CUDA major version of the installed cuda-bindings."""
     return int(version("cuda-bindings").partition(".")[0])
