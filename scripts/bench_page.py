@@ -30,7 +30,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from cudakit.profile.activities import Activities
 from cudakit.profile.exports import WRITERS
-from cudakit.profile.present.page import explorer
+from cudakit.profile.report.page import explorer
 from cudakit.report import html
 from cudakit.report.document import Document
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from cudakit.profile.activities import load_log
 from cudakit.profile.analysis import analyze
-from cudakit.profile.load import load_log
-from cudakit.profile.present.report import report
+from cudakit.profile.report import report
 from cudakit.report import console
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import RECORD, Records, layout

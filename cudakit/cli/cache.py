@@ -16,8 +16,7 @@ import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, OutputOptions, option, output_options
-from cudakit.cli.progress import Progress, progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, Progress, Report, open_outputs, progress_line
 from cudakit.errors import (
     CudakitError,
     EnvironmentUnusable,

@@ -23,8 +23,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.progress import progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, Report, open_outputs, progress_line
 
 if TYPE_CHECKING:
     from cudakit.devices.doctor.report import Identity

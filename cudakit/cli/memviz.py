@@ -24,8 +24,7 @@ from cudakit.cli.options import (
     suffixes,
     with_options,
 )
-from cudakit.cli.progress import progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, Report, Text, open_outputs, progress_line
 
 if TYPE_CHECKING:
     from cudakit.memory.analyze import MemorySpec

@@ -23,18 +23,16 @@ from cudakit.cli.options import (
     suffixes,
     with_options,
 )
-from cudakit.cli.output import printable
-from cudakit.cli.progress import progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, Report, open_outputs, printable, progress_line
 from cudakit.errors import UsageError
 from cudakit.units import capitalized
 
 if TYPE_CHECKING:
     from cudakit.bench.result import BenchResult
-    from cudakit.cli.report import Outputs
+    from cudakit.cli.output import Outputs
     from cudakit.profile.activities import Activities
     from cudakit.profile.analysis import DeviceGaps
-    from cudakit.profile.limits import MeasuredLimits
+    from cudakit.profile.findings import MeasuredLimits
     from cudakit.profile.result import ProfileResult
     from cudakit.trace.run_log import Outcome
 
@@ -162,15 +160,15 @@ def _compare(
     limit: float | None,
 ) -> int:
     """Write the comparison of two profiles, and return the exit code."""
+    from cudakit.profile import diff as profile_diff
     from cudakit.profile.diff import compare
-    from cudakit.profile.present import diff as present_diff
 
     diff = compare(before_result, after_result)
     outputs.write(
         Report(
             result=diff,
-            document=lambda: present_diff.report(diff, top=top),
-            brief_table=(lambda: present_diff.step_table(diff)) if len(diff.devices) > 1 else None,
+            document=lambda: profile_diff.report(diff, top=top),
+            brief_table=(lambda: profile_diff.step_table(diff)) if len(diff.devices) > 1 else None,
         )
     )
     growth = diff.slowest_growth()
@@ -190,8 +188,8 @@ class Profile:
         self, *, top: int = 10, by: Literal["kernel", "line", "range"] | None = None
     ) -> Report:
         """Return the report in every format; formats of the timeline need activities."""
+        from cudakit.profile import report as present
         from cudakit.profile.exports import WRITERS
-        from cudakit.profile.present import report as present
         from cudakit.report import html
 
         activities = self.activities
@@ -212,7 +210,7 @@ class Profile:
 
     def run_report(self, reason_without_work: str) -> Report:
         """Return the report of ``run --profile``; without GPU work the text is a line per reason."""
-        from cudakit.profile.present.report import NO_WORK
+        from cudakit.profile.report import NO_WORK
 
         run_report = self.report()
         if self.result.devices:
@@ -256,7 +254,7 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
     Raises UsageError if a file has no measurement of copies, of memory writes or of launches.
     """
     from cudakit.bench.load import load_result
-    from cudakit.profile.limits import compare_limits, why_nothing_compared
+    from cudakit.profile.findings import compare_limits, why_nothing_compared
 
     bench_results = [(file, load_result(Path(file))) for file in files]
     compared = replace(result, limits=(), launch_limits=())
@@ -278,7 +276,7 @@ def _measured_limits(
     bench_results: Iterable[tuple[str, BenchResult]], *, simulated: bool
 ) -> MeasuredLimits:
     """Return the limits in results of ``cudakit bench``, each with its file."""
-    from cudakit.profile.limits import MIN_COPY_BYTES, MeasuredLimits
+    from cudakit.profile.findings import MIN_COPY_BYTES, MeasuredLimits
 
     copy_rates: dict[str, float] = {}
     write_rates: list[tuple[int, float]] = []
@@ -310,7 +308,7 @@ def _measured_limits(
 
 def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
     """Read a saved result or a log."""
-    from cudakit.profile.load import is_saved_result, load_log, load_result
+    from cudakit.profile.activities import is_saved_result, load_log, load_result
 
     path = Path(file)
     if is_saved_result(path):

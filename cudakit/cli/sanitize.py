@@ -15,8 +15,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.progress import Progress, progress_line
-from cudakit.cli.report import open_outputs
+from cudakit.cli.output import Progress, open_outputs, progress_line
 from cudakit.cli.run import (
     BASELINE_OPTION,
     HOST_THREADS_OPTION,

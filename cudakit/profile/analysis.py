@@ -10,14 +10,19 @@ import numpy as np
 
 from cudakit.profile import tables
 from cudakit.profile.activities import Activities
-from cudakit.profile.collectives import collectives, is_collective_kernel
+from cudakit.profile.collectives import collectives, is_collective_kernel, match_collectives
 from cudakit.profile.findings import find
-from cudakit.profile.host_time import IdleCause, ThreadTime, call_causes, divide_thread
-from cudakit.profile.idle import Gaps, busy_time, find_gaps
-from cudakit.profile.intervals import IntervalSet, Ints
-from cudakit.profile.nvtx import OpenRanges, open_ranges
-from cudakit.profile.occupancy import DeviceLimits
-from cudakit.profile.ranks import match_collectives
+from cudakit.profile.idle import (
+    Gaps,
+    IdleCause,
+    IntervalSet,
+    Ints,
+    ThreadTime,
+    busy_time,
+    call_causes,
+    divide_thread,
+    find_gaps,
+)
 from cudakit.profile.result import (
     Device,
     IdleTime,
@@ -29,11 +34,13 @@ from cudakit.profile.result import (
 from cudakit.profile.steps import (
     DeviceSteps,
     HostSteps,
+    OpenRanges,
     find_steps,
+    open_ranges,
     steps_of_device,
 )
+from cudakit.profile.tables import DeviceLimits, host_waits
 from cudakit.profile.timeline import Timeline, WorkKind, first_time, timeline
-from cudakit.profile.waits import host_waits
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.run_log import reasons_for_missing_events
 

@@ -1,20 +1,177 @@
 """Divide the idle time of a device into causes, which add up to the idle time exactly.
 
 A gap is an interval in which no work of a process ran on a device. An API call of a host thread enqueued
-the work that ends the gap. Until the end of this call, the causes of the thread's time (``host_time``)
+the work that ends the gap. Until the end of this call, the causes of the thread's time (``ThreadTime``)
 divide the gap. The rest of the gap is the latency of the launch, or a wait for other work if the work was
 enqueued before the gap began.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from cudakit.profile.host_time import IdleCause, ThreadTime
-from cudakit.profile.intervals import IntervalSet, Ints, Times, union
-from cudakit.profile.timeline import Timeline
+from cudakit.profile.timeline import Timeline, WorkKind
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind
+
+# --- the time of a host thread ---------------------------------------------------------------------
+#
+# A thread alternates between calls of the CUDA API and other code. Each call and each stretch between two
+# calls has one cause, so that the causes of any interval add up to its length.
+
+
+class IdleCause(IntEnum):
+    """The reason why a GPU had no running work; docs/explanation/profile.md has the rule of each."""
+
+    LAUNCH = 0  # the host enqueued work more slowly than the GPU completed it
+    HOST_WAIT = 1  # the host waited for the GPU, so that no work was enqueued
+    ALLOCATION = 2  # the host allocated or freed memory by the driver
+    DATA_LOADING = 3  # the host was outside of CUDA for long, then copied data to the GPU
+    OTHER_HOST = 4  # the host was outside of CUDA for long, for another reason
+    DEPENDENCY = 5  # enqueued work waited for other streams, or for its predecessor to finish
+    UNKNOWN = 6  # the call that launched the next work was not recorded
+    NOT_STARTED = 7  # the first work was not enqueued yet
+    ENDED = 8  # no further work was enqueued
+
+
+# Time between two CUDA calls above which the host was busy with other work than launching. Python and the
+# dispatcher of a framework need 5 to 200 microseconds between two launches.
+LONG_STRETCH_NS: Final = 1_000_000
+
+_ALLOCATION_FUNCTIONS = re.compile(
+    r"^(?:cuda|cu)(?:Malloc|Free|HostAlloc|HostRegister|HostUnregister|MemAlloc|MemFree|MemHost|"
+    r"MemCreate|MemRelease|MemMap|MemUnmap|MemSetAccess|MemAddress)(?!.*Async)"
+)
+_WAIT_FUNCTIONS = re.compile(r"Synchronize")
+# Copies whose functions return after the copy has completed.
+_BLOCKING_COPIES = re.compile(r"^(?:cudaMemcpy|cuMemcpy)(?!.*Async)")
+_DATA_LOADER_FILES = re.compile(r"torch/utils/data/|/tensorflow/python/data/|/nvidia/dali/")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTime:
+    """The time of one thread as consecutive segments; the last segment has no end."""
+
+    start_ns: Times  # start of each segment, sorted
+    cause: Ints  # IdleCause of each segment
+    site: (
+        Ints  # call stack of the API call, or of the next call after a stretch; 0 if there is none
+    )
+    # The segments of each cause except LAUNCH, which has all remaining time.
+    _segments_by_cause: Mapping[IdleCause, IntervalSet]
+
+    def time_by_cause(self, start_ns: Times, end_ns: Times) -> Times:
+        """Return the length of each cause (columns) in each interval (rows)."""
+        lengths = np.zeros((len(start_ns), len(IdleCause)), np.int64)
+        for cause, segments in self._segments_by_cause.items():
+            lengths[:, cause] = segments.covered_within(start_ns, end_ns)
+        lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
+        return lengths
+
+    def segment_indices(self, time_ns: Times) -> Ints:
+        """Return the index of the segment that contains each time."""
+        return np.maximum(np.searchsorted(self.start_ns, time_ns, side="right") - 1, 0)
+
+
+def call_causes(timeline: Timeline) -> Ints:
+    """Return the IdleCause of each API call: an allocation, a wait of the host, or launching."""
+    calls = timeline.calls
+    functions, function_of_call = np.unique(calls.name, return_inverse=True)
+    cause_by_function = np.array(
+        [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
+    )
+    cause: Ints = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
+    cause[np.isin(calls.correlation, _pageable_copies(timeline))] = IdleCause.HOST_WAIT
+    return cause
+
+
+def _function_cause(function: str) -> IdleCause:
+    if _ALLOCATION_FUNCTIONS.search(function):
+        return IdleCause.ALLOCATION
+    wait_match = _WAIT_FUNCTIONS.search(function) or _BLOCKING_COPIES.search(function)
+    return IdleCause.HOST_WAIT if wait_match else IdleCause.LAUNCH
+
+
+def _pageable_copies(timeline: Timeline) -> Ints:
+    """Return the correlations of copies of pageable memory: the host waits in their calls."""
+    copies = timeline.activities.records_of(EventKind.COPY_RUN)
+    is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
+        copies["destination_memory"] == MemoryKind.PAGEABLE
+    )
+    correlations: Ints = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
+    return np.unique(correlations[correlations != 0])
+
+
+def divide_thread(timeline: Timeline, cause_of_call: Ints, thread: int) -> ThreadTime:
+    """Return the segments of one thread."""
+    calls = timeline.calls
+    call_rows = np.flatnonzero(calls.thread == thread)
+    start, end = calls.start_ns[call_rows], calls.end_ns[call_rows]
+    # Calls of one thread do not overlap, except in damaged traces: there the earlier call counts.
+    previous_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])
+    is_outer = end > np.maximum(start, previous_end)
+    call_rows, end = call_rows[is_outer], end[is_outer]
+    start = np.maximum(start, previous_end[: len(start)])[is_outer]
+    # Segment 0 is before the first call; then each call is followed by a stretch.
+    segment_start = np.empty(2 * len(call_rows) + 1, np.int64)
+    segment_start[0] = np.iinfo(np.int64).min // 4
+    segment_start[1::2], segment_start[2::2] = start, end
+    cause = np.full(len(segment_start), IdleCause.OTHER_HOST, np.int64)
+    cause[1::2] = cause_of_call[call_rows]
+    cause[2:-1:2] = _stretch_causes(timeline, call_rows, start[1:] - end[:-1])
+    site = np.zeros(len(segment_start), np.int64)
+    site[1::2] = calls.site[call_rows]
+    site[0:-1:2] = calls.site[call_rows]  # a stretch has the site of the call after it
+    segment_end = np.append(segment_start[1:], np.iinfo(np.int64).max // 4)
+    segments_by_cause = {}
+    for cause_number in np.unique(cause).tolist():
+        if cause_number != IdleCause.LAUNCH:
+            has_cause = cause == cause_number
+            segments_by_cause[IdleCause(cause_number)] = IntervalSet(
+                segment_start[has_cause], segment_end[has_cause]
+            )
+    return ThreadTime(segment_start, cause, site, segments_by_cause)
+
+
+def _stretch_causes(timeline: Timeline, call_row: Ints, length_ns: Times) -> Ints:
+    """Return the cause of each stretch between the calls of one thread."""
+    cause = np.full(len(length_ns), IdleCause.LAUNCH, np.int64)
+    is_long_stretch = length_ns >= LONG_STRETCH_NS
+    if not is_long_stretch.any():
+        return cause
+    calls, work = timeline.calls, timeline.work
+    is_copy_to_device = np.zeros(len(calls.start_ns), bool)
+    has_work = np.zeros(len(calls.start_ns), bool)
+    has_work[work.call[work.call >= 0]] = True
+    copies = timeline.activities.records_of(EventKind.COPY_RUN)
+    rows = np.flatnonzero((work.kind == WorkKind.COPY) & (work.call >= 0))
+    is_to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
+    is_copy_to_device[work.call[rows[is_to_device]]] = True
+    # The first call at or after each call of the thread that enqueued work.
+    work_positions = np.where(has_work[call_row], np.arange(len(call_row)), len(call_row))
+    next_positions = np.minimum.accumulate(work_positions[::-1])[::-1][1:]
+    next_call_rows = call_row[np.minimum(next_positions, len(call_row) - 1)]
+    loads_data = is_copy_to_device[next_call_rows] & (next_positions < len(call_row))
+    loads_data |= _is_in_data_loader(timeline.stacks)[calls.site[call_row[1:]]]
+    cause[is_long_stretch] = np.where(loads_data, IdleCause.DATA_LOADING, IdleCause.OTHER_HOST)[
+        is_long_stretch
+    ]
+    return cause
+
+
+def _is_in_data_loader(stacks: Sequence[object]) -> Mask:
+    """Return, for each call stack, whether one of its frames is that of a data loader."""
+    return np.array(
+        [any(_DATA_LOADER_FILES.search(frame.file) for frame in stack) for stack in stacks],  # type: ignore[attr-defined]
+        bool,
+    )
+
 
 _QUEUE_DRAINING_CAUSES = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
 
@@ -129,3 +286,104 @@ def _time_within_calls(thread_time: ThreadTime, cause: IdleCause, start: Times, 
     return np.stack(
         [gap, np.full(len(gap), cause, np.int64), thread_time.site[calls[call]], idle_ns]
     )
+
+
+# --- sets of time intervals, in whole nanoseconds --------------------------------------------------
+#
+# An interval has a start and an end, and does not contain its end. ``IntervalSet`` holds sorted intervals
+# that neither overlap nor touch, so that every operation is a few searches in sorted arrays.
+
+# Arrays of a trace's times, of other integers such as row numbers, and of booleans. Their dtypes vary.
+Times: TypeAlias = npt.NDArray[Any]
+Ints: TypeAlias = npt.NDArray[Any]
+Mask: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalSet:
+    """A set of instants: sorted intervals that neither overlap nor touch."""
+
+    start_ns: Times
+    end_ns: Times
+    _lengths: Times = field(
+        init=False
+    )  # total length of the intervals before each interval, and of all intervals
+
+    def __post_init__(self) -> None:
+        lengths = np.zeros(len(self.start_ns) + 1, np.int64)
+        np.cumsum(self.end_ns - self.start_ns, out=lengths[1:])
+        object.__setattr__(self, "_lengths", lengths)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def total_ns(self) -> int:
+        """The length of all intervals together."""
+        return int(self._lengths[-1])
+
+    def covered_until(self, time_ns: Times) -> Times:
+        """Return, for each time, the length of the set before that time."""
+        if not len(self):
+            return np.zeros(len(time_ns), np.int64)
+        index = np.searchsorted(self.start_ns, time_ns, side="right")
+        # The interval that begins before the time may end after it.
+        excess_ns = np.where(index > 0, np.maximum(self.end_ns[index - 1] - time_ns, 0), 0)
+        result: Times = self._lengths[index] - excess_ns
+        return result
+
+    def covered_within(self, start_ns: Times, end_ns: Times) -> Times:
+        """Return the length of the set within each interval."""
+        result: Times = self.covered_until(end_ns) - self.covered_until(start_ns)
+        return result
+
+    def part_between(self, start_ns: int, end_ns: int) -> IntervalSet:
+        """Return the part of the set between two times."""
+        start = np.clip(self.start_ns, start_ns, end_ns)
+        end = np.clip(self.end_ns, start_ns, end_ns)
+        is_inside = end > start
+        return IntervalSet(start[is_inside], end[is_inside])
+
+
+EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(start_ns: Times, end_ns: Times) -> IntervalSet:
+    """Return the union of any intervals; empty intervals have no effect."""
+    is_nonempty = end_ns > start_ns
+    start, end = start_ns[is_nonempty], end_ns[is_nonempty]
+    if not len(start):
+        return EMPTY
+    start_order = np.argsort(start, kind="stable")
+    start, end = start[start_order], end[start_order]
+    latest_end = np.maximum.accumulate(end)
+    begins_group = np.concatenate([[True], start[1:] > latest_end[:-1]])
+    group_begins = np.flatnonzero(begins_group)
+    group_ends = np.append(group_begins[1:], len(start)) - 1
+    return IntervalSet(start[group_begins], latest_end[group_ends])
+
+
+def intersection(first_set: IntervalSet, second_set: IntervalSet) -> IntervalSet:
+    """Return the instants that both sets contain."""
+    if not len(first_set) or not len(second_set):
+        return EMPTY
+    # Every instant at which the number of covering sets changes, with the change.
+    change_times = np.concatenate(
+        [first_set.start_ns, first_set.end_ns, second_set.start_ns, second_set.end_ns]
+    )
+    change = np.repeat(
+        [1, -1, 1, -1], [len(first_set), len(first_set), len(second_set), len(second_set)]
+    )
+    time_order = np.lexsort((change, change_times))
+    change_times, depth = change_times[time_order], np.cumsum(change[time_order])
+    is_common = depth[:-1] == 2
+    return union(change_times[:-1][is_common], change_times[1:][is_common])
+
+
+def gaps(busy_intervals: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
+    """Return the intervals between two times that a set does not contain."""
+    busy_inside = busy_intervals.part_between(start_ns, end_ns)
+    start = np.concatenate([[start_ns], busy_inside.end_ns])
+    end = np.concatenate([busy_inside.start_ns, [end_ns]])
+    is_nonempty = end > start
+    return IntervalSet(start[is_nonempty], end[is_nonempty])

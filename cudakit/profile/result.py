@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
-from cudakit.profile.steps import StepSource
 from cudakit.report.document import Frame
 from cudakit.trace.kinds import Direction
+
+StepSource: TypeAlias = Literal["range", "mark", "repetition", "none"]
+
+DIRECTION_NAMES = {
+    Direction.HOST_TO_DEVICE: "host to device",
+    Direction.DEVICE_TO_HOST: "device to host",
+    Direction.DEVICE_TO_DEVICE: "within the device",
+    Direction.HOST_TO_HOST: "host to host",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,14 @@ class Copies:
     overlapped_ns: int  # time in which a kernel ran, too
     stack: tuple[Frame, ...]  # call stack that started the copies with the most time
     site: int  # index of the call site in `stack`
+
+    @property
+    def name(self) -> str:
+        """Direction and host memory: ``host to device, pageable``."""
+        if self.peer:
+            return "device to device"
+        direction = DIRECTION_NAMES[self.direction]
+        return direction if self.host == "none" else f"{direction}, {self.host}"
 
 
 @dataclass(frozen=True, slots=True)

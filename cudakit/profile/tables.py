@@ -1,4 +1,4 @@
-"""Sum the GPU work of a device by kernel, Python line, NVTX range, copy, collective and stream."""
+"""Sum the GPU work of a device by kernel, Python line, NVTX range, copy and stream, and waits by line."""
 
 from __future__ import annotations
 
@@ -7,23 +7,32 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import numpy as np
 
 from cudakit.profile.call_sites import call_site_index
-from cudakit.profile.intervals import IntervalSet, Ints, Mask, Times, intersection, union
-from cudakit.profile.nvtx import OpenRanges
-from cudakit.profile.occupancy import DeviceLimits, LaunchConfiguration, grid_fill
+from cudakit.profile.idle import (
+    Gaps,
+    IdleCause,
+    IntervalSet,
+    Ints,
+    Mask,
+    Times,
+    intersection,
+    union,
+)
 from cudakit.profile.result import (
     Copies,
     Grid,
+    HostWait,
     Kernel,
     Line,
     Memsets,
     NamedRange,
     StreamWork,
 )
-from cudakit.profile.steps import without_numbers
+from cudakit.profile.steps import OpenRanges, without_numbers
 from cudakit.profile.timeline import Timeline, WorkKind
 from cudakit.report.document import Frame
 from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKind
@@ -383,3 +392,150 @@ def _small_kernel_time(table: WorkTable, positions: Ints) -> int:
     kernel_positions = positions[is_kernel]
     is_small = blocks(table, kernel_positions) * 2 <= table.limits.multiprocessors
     return int(table.duration_ns[kernel_positions[is_small]].sum())
+
+
+# --- waits and allocations of the host -------------------------------------------------------------
+
+_KINDS: dict[IdleCause, Literal["wait", "allocation"]] = {
+    IdleCause.HOST_WAIT: "wait",
+    IdleCause.ALLOCATION: "allocation",
+}
+
+
+def host_waits(
+    timeline: Timeline,
+    cause_of_call: Ints,
+    gaps: Gaps,
+    is_measured_on_host: Callable[[Times], Mask] | None,
+    is_measured_on_device: Callable[[Times], Mask] | None,
+) -> tuple[HostWait, ...]:
+    """Return the calls that made the host wait, those with the most idle time first.
+
+    ``is_measured_on_host`` and ``is_measured_on_device`` return whether times of calls and of gaps are in
+    measured steps; the device runs later than the host. Without these functions, all times count.
+    """
+    calls = timeline.calls
+    is_call_measured = np.ones(len(calls.start_ns), bool)
+    if is_measured_on_host:
+        is_call_measured = is_measured_on_host(calls.start_ns)
+    is_gap_measured = np.ones(len(gaps.start_ns), bool)
+    if is_measured_on_device:
+        is_gap_measured = is_measured_on_device(gaps.start_ns)
+    rows: list[HostWait] = []
+    for cause, kind in _KINDS.items():
+        call_rows = np.flatnonzero(is_call_measured & (cause_of_call == cause))
+        idle_ns_by_site = _idle_by_site(gaps, is_gap_measured, cause)
+        for site, index in groups(calls.site[call_rows]):
+            rows_of_site = call_rows[index]
+            stack, site_index = stack_of(timeline, site)
+            rows.append(
+                HostWait(
+                    kind=kind,
+                    function=_most_frequent_function(timeline, rows_of_site),
+                    calls=len(rows_of_site),
+                    blocked_ns=int(
+                        (calls.end_ns[rows_of_site] - calls.start_ns[rows_of_site]).sum()
+                    ),
+                    idle_ns=idle_ns_by_site.get(site, 0),
+                    stack=stack,
+                    site=site_index,
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: (-row.idle_ns, -row.blocked_ns)))
+
+
+def _idle_by_site(gaps: Gaps, is_gap_measured: Mask, cause: IdleCause) -> dict[int, int]:
+    """Return the idle time of a cause by the call stack of the wait or allocation."""
+    blocking = gaps.blocking
+    rows = np.flatnonzero(is_gap_measured[blocking.gap] & (blocking.cause == cause))
+    return {
+        site: int(blocking.idle_ns[rows[index]].sum())
+        for site, index in groups(blocking.site[rows])
+    }
+
+
+def _most_frequent_function(timeline: Timeline, rows: Ints) -> str:
+    name_indices, call_counts = np.unique(timeline.calls.name[rows], return_counts=True)
+    return timeline.names[int(name_indices[np.argmax(call_counts)])]
+
+
+# --- how the grid of a kernel fills the device -----------------------------------------------------
+#
+# Source: the CUDA programming guide, "Hardware multithreading", and the occupancy calculator of the toolkit.
+# Registers are allocated for whole warps in units of 256, and for groups of four warps; shared memory in
+# units of 128 bytes, with the bytes that the driver reserves in each block.
+
+_WARP_THREADS: Final = 32
+_REGISTER_UNIT: Final = 256
+_WARP_GROUP: Final = 4
+_SHARED_UNIT_BYTES: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """The number of multiprocessors of a device, and the resources of each multiprocessor; 0 if unknown."""
+
+    multiprocessors: int
+    threads: int = 0
+    blocks: int = 0
+    registers: int = 0
+    shared_bytes: int = 0
+    reserved_shared_bytes: int = 0  # shared memory that the driver keeps in each block
+
+    @property
+    def are_recorded(self) -> bool:
+        """Whether all numbers that the occupancy depends on were recorded."""
+        return (
+            min(self.multiprocessors, self.threads, self.blocks, self.registers, self.shared_bytes)
+            > 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfiguration:
+    """The launch configuration of a kernel."""
+
+    blocks: int
+    threads_per_block: int
+    registers_per_thread: int
+    shared_bytes_per_block: int
+
+
+def blocks_per_multiprocessor(launch: LaunchConfiguration, limits: DeviceLimits) -> int:
+    """Return how many blocks of a kernel fit on one multiprocessor; at least 1, because the kernel ran."""
+    warps = max(math.ceil(launch.threads_per_block / _WARP_THREADS), 1)
+    block_limits = [limits.blocks, limits.threads // (warps * _WARP_THREADS)]
+    if launch.registers_per_thread:
+        registers_per_warp = _round_up(launch.registers_per_thread * _WARP_THREADS, _REGISTER_UNIT)
+        resident_warps = limits.registers // registers_per_warp // _WARP_GROUP * _WARP_GROUP
+        block_limits.append(resident_warps // warps)
+    shared_bytes = _round_up(launch.shared_bytes_per_block, _SHARED_UNIT_BYTES)
+    if shared_bytes + limits.reserved_shared_bytes:
+        block_limits.append(limits.shared_bytes // (shared_bytes + limits.reserved_shared_bytes))
+    return max(min(block_limits), 1)
+
+
+def grid_fill(launch: LaunchConfiguration, limits: DeviceLimits) -> Grid:
+    """Return how the grid of a kernel fills a device whose limits are known.
+
+    The device runs as many blocks at the same time as fit; this is one wave. If all blocks take the same
+    time, multiprocessors without a block of the last wave are idle.
+    """
+    resident_blocks = blocks_per_multiprocessor(launch, limits)
+    waves = launch.blocks / (resident_blocks * limits.multiprocessors)
+    running_blocks = min(launch.blocks, resident_blocks * limits.multiprocessors)
+    thread_slots = limits.multiprocessors * limits.threads
+    return Grid(
+        blocks=launch.blocks,
+        threads_per_block=launch.threads_per_block,
+        registers_per_thread=launch.registers_per_thread,
+        shared_bytes_per_block=launch.shared_bytes_per_block,
+        multiprocessors_share=min(launch.blocks / limits.multiprocessors, 1.0),
+        threads_share=min(running_blocks * launch.threads_per_block / thread_slots, 1.0),
+        waves=waves,
+        tail_share=1 - waves / math.ceil(waves) if waves else 0.0,
+    )
+
+
+def _round_up(value: int, allocation_unit: int) -> int:
+    return -(-value // allocation_unit) * allocation_unit

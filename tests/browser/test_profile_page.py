@@ -29,7 +29,7 @@ from profile_recordings import (
 )
 
 from cudakit.profile.activities import Activities
-from cudakit.profile.present.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
+from cudakit.profile.report.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
 from cudakit.profile.timeline import Timeline, first_time, timeline
 from cudakit.report.document import Document, Note
 from cudakit.report.html import render

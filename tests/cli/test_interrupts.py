@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.cli.failure import ExitCode
-from cudakit.cli.interrupts import held_interrupts
+from cudakit.cli.failure import ExitCode, held_interrupts
 
 
 def press_ctrl_c() -> None:

@@ -22,7 +22,7 @@ from profile_recordings import (
 
 from cudakit.profile.activities import Activities
 from cudakit.profile.exports import WRITERS
-from cudakit.profile.present.page import explorer
+from cudakit.profile.report.page import explorer
 from cudakit.profile.timeline import timeline
 from cudakit.trace.events import (
     ApiCall,

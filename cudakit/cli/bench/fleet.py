@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cudakit.cli.failure import ExitCode
-from cudakit.cli.interrupts import held_interrupts
+from cudakit.cli.failure import ExitCode, held_interrupts
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import printable
-from cudakit.cli.progress import progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, Report, Text, open_outputs, printable, progress_line
 
 if TYPE_CHECKING:
     from cudakit.bench.fleet.records import FleetRecords

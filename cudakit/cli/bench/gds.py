@@ -18,7 +18,7 @@ from cudakit.cli.bench.options import (
     passed_options,
     sizes_option,
 )
-from cudakit.cli.interrupts import sigterm_as_interrupt
+from cudakit.cli.failure import sigterm_as_interrupt
 from cudakit.cli.options import (
     FILE,
     Command,

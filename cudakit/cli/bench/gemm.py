@@ -29,7 +29,7 @@ from cudakit.cli.options import (
     suffixes,
     with_options,
 )
-from cudakit.cli.report import COMMON_FORMATS
+from cudakit.cli.output import COMMON_FORMATS
 
 if TYPE_CHECKING:
     from cudakit.bench.spec import GemmSpec

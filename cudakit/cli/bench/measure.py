@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cudakit.cli.bench.options import effort_options
-from cudakit.cli.failure import ExitCode
-from cudakit.cli.interrupts import held_interrupts
+from cudakit.cli.failure import ExitCode, held_interrupts
 from cudakit.cli.options import OutputOptions, gpu_option, output_options
-from cudakit.cli.progress import Progress, progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, Progress, Report, Text, open_outputs, progress_line
 
 if TYPE_CHECKING:
     from cudakit.bench.health import SuiteResult

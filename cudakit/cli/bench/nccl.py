@@ -23,8 +23,7 @@ from cudakit.cli.bench.options import (
     passed_options,
     sizes_option,
 )
-from cudakit.cli.failure import ExitCode
-from cudakit.cli.interrupts import held_interrupts
+from cudakit.cli.failure import ExitCode, held_interrupts
 from cudakit.cli.options import (
     FILE,
     Command,
@@ -36,8 +35,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.progress import progress_line
-from cudakit.cli.report import open_outputs
+from cudakit.cli.output import open_outputs, progress_line
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from cudakit.cli.options import (
     suffixes,
     with_options,
 )
-from cudakit.cli.report import COMMON_FORMATS, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.devices.select import SelectSpec

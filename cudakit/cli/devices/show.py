@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.report import Outputs, Report
+from cudakit.cli.output import Outputs, Report
 from cudakit.devices.query import open_query
 from cudakit.devices.result import DevicesResult, FieldsList, FieldsResult, field_registry
 from cudakit.devices.select import SelectSpec, filter_devices, select

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.devices.show import counts_activity, report_of
-from cudakit.cli.output import Output, is_capable_terminal, terminal_width
-from cudakit.cli.report import Report
+from cudakit.cli.output import Output, Report, is_capable_terminal, terminal_width
 from cudakit.devices.query import open_query
 from cudakit.devices.report import WATCHED_FIELDS
 from cudakit.devices.result import DevicesResult

@@ -13,8 +13,7 @@ import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import open_binary_file, printable
-from cudakit.cli.report import Report, Text
+from cudakit.cli.output import Report, Text, open_binary_file, printable
 
 if TYPE_CHECKING:
     from cudakit.sanitize.baseline import BaselineMatcher

@@ -14,10 +14,16 @@ import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import printable, refuse_unwritable, standard_error
+from cudakit.cli.output import (
+    Outputs,
+    open_outputs,
+    printable,
+    refuse_duplicates,
+    refuse_unwritable,
+    standard_error,
+)
 from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
 from cudakit.cli.profile import analyze_activities
-from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor, why_cuda_is_unusable

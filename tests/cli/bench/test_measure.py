@@ -11,7 +11,7 @@ from cudakit.bench.result import BenchResult
 from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import OutputOptions, Target
-from cudakit.cli.report import open_outputs
+from cudakit.cli.output import open_outputs
 from cudakit.errors import UsageError
 
 

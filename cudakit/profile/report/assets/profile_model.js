@@ -1,6 +1,6 @@
 // The model of the profile page: GPU work, API calls, ranges and idle time as sorted arrays, and their sums.
 //
-// Times are nanoseconds after the first activity. profile/present/page.py writes the arrays. A signature is a
+// Times are nanoseconds after the first activity. profile/report/page.py writes the arrays. A signature is a
 // call stack, a name and a launch configuration; sums by kernel, line and stack are sums over signatures.
 
 import { CallTree } from "./flame.js";

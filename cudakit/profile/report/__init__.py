@@ -9,9 +9,9 @@ from dataclasses import replace
 from cudakit.profile.activities import Activities
 from cudakit.profile.analysis import DeviceGaps
 from cudakit.profile.findings import call_site_text
-from cudakit.profile.host_time import IdleCause
-from cudakit.profile.present.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
-from cudakit.profile.present.tables import (
+from cudakit.profile.idle import IdleCause
+from cudakit.profile.report.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
+from cudakit.profile.report.tables import (
     CAUSES,
     Columns,
     TableName,

@@ -12,28 +12,15 @@ from typing import Any
 import numpy as np
 
 from cudakit.profile.activities import Activities
+from cudakit.profile.call_sites import call_site_index
 from cudakit.profile.exports.lanes import flat_lanes
 from cudakit.profile.exports.tracks import device_names, distinct_rows, work_tracks
-from cudakit.profile.present.page_columns import (
-    PageTable,
-    as_small_as_possible,
-    cut_text,
-    places_in,
-    sorted_by_track,
-    sorted_table,
-)
-from cudakit.profile.present.page_signatures import CallTree, Signatures
-from cudakit.profile.timeline import (
-    Column,
-    Spans,
-    Timeline,
-    WorkKind,
-    first_time,
-    timeline,
-)
-from cudakit.report.document import Explorer, ExplorerData
+from cudakit.profile.timeline import Column, Spans, Timeline, WorkKind, first_time, timeline
+from cudakit.report.document import Array, Explorer, ExplorerData
+from cudakit.trace.kinds import EventKind
+from cudakit.trace.trace_file import Frame
 
-_PACKAGE = "cudakit.profile.present"
+_PACKAGE = "cudakit.profile.report"
 # Maximum number of devices of each process, of streams of each device, and of rows of the ranges and of
 # the calls of each process that the page draws. Sums count all work.
 _MAX_DEVICES = 64
@@ -345,3 +332,175 @@ def _process_name(process_timeline: Timeline) -> str:
     rank = process_timeline.activities.rank
     name = f"process {process_timeline.process}"
     return name if rank is None else f"rank {rank}, {name}"
+
+
+# --- columns: joined, sorted and small enough to be sent -------------------------------------------
+
+# Number of characters to which names from traces are cut.
+_MAX_TEXT_LENGTH = 400
+
+PageTable = dict[str, Column]
+
+
+def cut_text(text: str) -> str:
+    """Return a text of at most 400 characters, so that a damaged trace makes no huge page."""
+    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
+
+
+def sorted_table(columns: Iterable[str], tables: Sequence[PageTable]) -> tuple[Column, PageTable]:
+    """Join tables and sort the rows by start. Return the order of the rows, and the table."""
+    empty_column = np.empty(0, np.int64)
+    joined_columns = {
+        name: np.concatenate([empty_column, *(table[name] for table in tables)]).astype(np.int64)
+        for name in columns
+    }
+    row_order = np.argsort(joined_columns["start"], kind="stable")
+    return row_order, {name: column[row_order] for name, column in joined_columns.items()}
+
+
+def sorted_by_track(work_columns: PageTable) -> PageTable:
+    """Sort work by track, and replace starts and calls by differences, which makes the page smaller.
+
+    Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
+    and the differences between the numbers of calls are small.
+    """
+    row_order = np.argsort(work_columns["track"], kind="stable")
+    work_columns = {name: column[row_order] for name, column in work_columns.items()}
+    previous_end = np.roll(work_columns["start"] + work_columns["duration"], 1)
+    begins_track = np.diff(work_columns["track"], prepend=-1) != 0
+    gap_before = work_columns.pop("start") - np.where(begins_track, 0, previous_end)
+    return work_columns | {"gap": gap_before, "call": np.diff(work_columns["call"], prepend=0)}
+
+
+def places_in(order: Column, searched_numbers: Column) -> Column:
+    """Return the place of each number in an order; the place of -1 is -1."""
+    places = np.empty(len(order) + 1, np.int64)
+    places[order] = np.arange(len(order))
+    places[-1] = -1
+    return places[searched_numbers]
+
+
+def as_small_as_possible(column: Column) -> Column:
+    """Return a column as 8-bit integers if all of its values fit into 8 bits."""
+    is_small = not len(column) or (column.min() >= 0 and column.max() < 256)
+    return column.astype(np.uint8) if is_small else column
+
+
+# --- signatures of GPU work, and the call tree that they refer to ----------------------------------
+#
+# Work with the same call stack, name and launch configuration has the same signature. The page computes the
+# times of kernels, call sites and call stacks from the times of signatures.
+
+_LAUNCH_COLUMNS = (
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "registers",
+    "shared",
+)
+
+
+class CallTree:
+    """The call tree of all stacks. Node 0 is the root, and a node's number is higher than its parent's."""
+
+    def __init__(self) -> None:
+        self.parents, self.node_frames = [0], [0]
+        self.frames: dict[tuple[str, str, int], int] = {("", "", 0): 0}
+        self._children: dict[tuple[int, int], int] = {}
+
+    def frame(self, frame: Frame) -> int:
+        """Return the number of a frame."""
+        frame_key = (cut_text(frame.function), cut_text(frame.file), frame.line)
+        return self.frames.setdefault(frame_key, len(self.frames))
+
+    def child(self, parent: int, frame: Frame) -> int:
+        """Return the node of a call below a node."""
+        child_key = (parent, self.frame(frame))
+        if child_key not in self._children:
+            self._children[child_key] = len(self.parents)
+            self.parents.append(parent)
+            self.node_frames.append(child_key[1])
+        return self._children[child_key]
+
+    def add_stack(self, stack: Sequence[Frame]) -> int:
+        """Add the frames of a stack, and return the node of its innermost frame."""
+        node = 0
+        for frame in reversed(stack):
+            node = self.child(node, frame)
+        return node
+
+
+class Signatures:
+    """Numbers the signatures of the work of all processes."""
+
+    def __init__(self, tree: CallTree) -> None:
+        self._tree = tree
+        # The number of each signature. A signature is a node of the call tree, a name, the frame of the
+        # call site, and a launch configuration.
+        self._signatures: dict[tuple[int, int, int, int], int] = {}
+        self._launches: dict[tuple[int, ...], int] = {(0,) * len(_LAUNCH_COLUMNS): 0}
+
+    def of_work(self, process_timeline: Timeline, names: Column, nodes: Column) -> Column:
+        """Return the signature of each piece of work.
+
+        ``names`` has the number of each name of the process, ``nodes`` the node of each call stack.
+        """
+        work = process_timeline.work
+        columns = (work.site, work.name, self._launches_of_work(process_timeline))
+        first_rows, row_numbers = distinct_rows(*columns)
+        signatures = []
+        for site, name, launch in zip(
+            *(column[first_rows].tolist() for column in columns), strict=True
+        ):
+            leaf_node = self._tree.child(
+                int(nodes[site]), Frame(process_timeline.names[name], "", 0)
+            )
+            signature = (
+                leaf_node,
+                int(names[name]),
+                self._call_site(process_timeline.stacks[site]),
+                launch,
+            )
+            signatures.append(self._signatures.setdefault(signature, len(self._signatures)))
+        return np.array(signatures, np.int64)[row_numbers]
+
+    def _call_site(self, stack: Sequence[Frame]) -> int:
+        """Return the number of the frame of a stack's call site; 0 for an empty stack."""
+        return self._tree.frame(stack[call_site_index(stack)]) if stack else 0
+
+    def _launches_of_work(self, process_timeline: Timeline) -> Column:
+        """Return the number of the launch configuration of each piece of work; 0 for copies and memsets."""
+        work = process_timeline.work
+        is_kernel = work.kind == WorkKind.KERNEL
+        kernels = process_timeline.activities.records_of(EventKind.KERNEL_RUN)[
+            work.record[is_kernel]
+        ]
+        columns = [
+            *(kernels["grid"][:, axis] for axis in range(3)),
+            *(kernels["block"][:, axis] for axis in range(3)),
+            kernels["registers"],
+            kernels["shared_bytes"],
+        ]
+        first_rows, row_numbers = distinct_rows(*columns)
+        rows = zip(*(column[first_rows].tolist() for column in columns), strict=True)
+        launches = [self._launches.setdefault(row, len(self._launches)) for row in rows]
+        launch_of_work = np.zeros(len(is_kernel), np.int64)
+        launch_of_work[is_kernel] = np.array(launches, np.int64)[row_numbers]
+        return launch_of_work
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the columns of the signatures, of the nodes of the call tree, and of the launches."""
+        signatures = np.array(list(self._signatures), np.int64).reshape(-1, 4)
+        launches = np.array(list(self._launches), np.int64)
+        return {
+            "signature_node": signatures[:, 0],
+            "signature_name": signatures[:, 1],
+            "signature_site": signatures[:, 2],
+            "signature_launch": signatures[:, 3],
+            "node_parent": np.array(self._tree.parents, np.int64),
+            "node_frame": np.array(self._tree.node_frames, np.int64),
+            **{f"launch_{name}": launches[:, i] for i, name in enumerate(_LAUNCH_COLUMNS)},
+        }

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.profile.findings import call_site_text
 from cudakit.profile.result import (
+    DIRECTION_NAMES,
     Collective,
     Copies,
     Device,
@@ -59,13 +60,6 @@ CAUSES = {
     "not_started_ns": ("before the first work", "no work had been enqueued yet"),
     "ended_ns": ("after the last work", "no more work was enqueued"),
 }
-_DIRECTIONS = {
-    Direction.HOST_TO_DEVICE: "host to device",
-    Direction.DEVICE_TO_HOST: "device to host",
-    Direction.DEVICE_TO_DEVICE: "within the device",
-    Direction.HOST_TO_HOST: "host to host",
-}
-
 _NO_GRID_LIMITS = (
     "the log lacks the number of threads, blocks and registers that a multiprocessor of the device has; "
     "record the profile again with cudakit run --profile"
@@ -207,7 +201,7 @@ def _range_table(device: Device, top: int) -> Table:
 
 def _copy_table(device: Device, top: int) -> Table:
     columns: Columns[Copies] = (
-        ("direction", "text", lambda row: Text(copies_name(row))),
+        ("direction", "text", lambda row: Text(row.name)),
         ("calls", "number", lambda row: Count(row.calls)),
         ("copied", "number", lambda row: Bytes(row.size_bytes)),
         ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
@@ -223,7 +217,7 @@ def _copy_table(device: Device, top: int) -> Table:
         f"Overlap: the share of the copy time in which a kernel ran at the same time, "
         f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} for all copies together."
     )
-    if any(map(is_within_device, device.copies)):
+    if any(copies.name == DIRECTION_NAMES[Direction.DEVICE_TO_DEVICE] for copies in device.copies):
         caption += f" {BYTES_WITHIN_DEVICE}"
     return limited_table(
         columns,
@@ -235,21 +229,8 @@ def _copy_table(device: Device, top: int) -> Table:
     )
 
 
-def is_within_device(copy_group: Copies) -> bool:
-    """Return whether the source and the destination of the copies are in the memory of the same device."""
-    return copy_group.direction == Direction.DEVICE_TO_DEVICE and not copy_group.peer
-
-
 def _rate_text(bytes_per_s: float | None) -> Value:
     return Rate(bytes_per_s, "B") if bytes_per_s else Text("-")
-
-
-def copies_name(copy_group: Copies) -> str:
-    """Return direction and host memory of a group of copies: ``host to device, pageable``."""
-    if copy_group.peer:
-        return "device to device"
-    direction = _DIRECTIONS[copy_group.direction]
-    return direction if copy_group.host == "none" else f"{direction}, {copy_group.host}"
 
 
 def _collective_table(device: Device, top: int) -> Table:
@@ -379,7 +360,9 @@ def _limit_caption(result: ProfileResult) -> str:
     sentences.append(
         "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
     )
-    if any(limit.name.endswith(_DIRECTIONS[Direction.DEVICE_TO_DEVICE]) for limit in result.limits):
+    if any(
+        limit.name.endswith(DIRECTION_NAMES[Direction.DEVICE_TO_DEVICE]) for limit in result.limits
+    ):
         sentences.append(f"{BYTES_WITHIN_DEVICE} The measured limit counts them in the same way.")
     return " ".join(sentences)
 
