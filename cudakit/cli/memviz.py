@@ -21,10 +21,9 @@ from cudakit.cli.options import (
     option_group,
     output_options,
     percent,
-    suffixes,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, Report, Text, open_outputs, progress_line
+from cudakit.cli.output import COMMON_FORMATS, Report, Text, open_outputs, progress_line, suffixes
 
 if TYPE_CHECKING:
     from cudakit.memory.analyze import MemorySpec

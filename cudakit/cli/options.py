@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
+from cudakit.cli.output import suffixes
 from cudakit.errors import GpuUnavailable
 from cudakit.units import parse_bytes, parse_ratio
 
@@ -382,12 +383,6 @@ def output_options(
         return with_options(options, call_with_options)
 
     return add_options
-
-
-def suffixes(formats: Sequence[str]) -> str:
-    """Return ".json, .html or .csv" for the formats."""
-    *other_suffixes, last_suffix = (f".{suffix}" for suffix in formats)
-    return f"{', '.join(other_suffixes)} or {last_suffix}" if other_suffixes else last_suffix
 
 
 def _output_decorators(

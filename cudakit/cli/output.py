@@ -15,10 +15,10 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, TypeAlias
 
 import click
 
-from cudakit.cli.options import OutputOptions, Target, suffixes
 from cudakit.errors import EnvironmentUnusable, UsageError
 
 if TYPE_CHECKING:
+    from cudakit.cli.options import OutputOptions, Target
     from cudakit.report.document import Document, Note, Table
 
 
@@ -574,6 +574,12 @@ def format_of(path: str, formats: Sequence[str], command_formats: Sequence[str] 
         f"cannot write {path or repr(path)}: this report has no format with this suffix",
         hint=f"end the name in {suffixes(formats)}",
     )
+
+
+def suffixes(formats: Sequence[str]) -> str:
+    """Return ".json, .html or .csv" for the formats."""
+    *other_suffixes, last_suffix = (f".{suffix}" for suffix in formats)
+    return f"{', '.join(other_suffixes)} or {last_suffix}" if other_suffixes else last_suffix
 
 
 def refuse_duplicates(paths: Sequence[str]) -> None:

@@ -20,10 +20,16 @@ from cudakit.cli.options import (
     option_group,
     output_options,
     percent,
-    suffixes,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, Report, open_outputs, printable, progress_line
+from cudakit.cli.output import (
+    COMMON_FORMATS,
+    Report,
+    open_outputs,
+    printable,
+    progress_line,
+    suffixes,
+)
 from cudakit.errors import UsageError
 from cudakit.units import capitalized
 

@@ -26,10 +26,9 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
-    suffixes,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS
+from cudakit.cli.output import COMMON_FORMATS, suffixes
 
 if TYPE_CHECKING:
     from cudakit.bench.spec import GemmSpec

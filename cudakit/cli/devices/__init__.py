@@ -17,10 +17,9 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
-    suffixes,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, open_outputs, suffixes
 
 if TYPE_CHECKING:
     from cudakit.devices.select import SelectSpec

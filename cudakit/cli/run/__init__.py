@@ -18,9 +18,9 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
-    suffixes,
     with_options,
 )
+from cudakit.cli.output import suffixes
 from cudakit.cli.profile import ACTIVITY_FORMATS
 from cudakit.cli.run.race_report import FORMATS
 
