@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import Command, OutputOptions, option, output_options
-from cudakit.cli.output import COMMON_FORMATS, Progress, Report, open_outputs, progress_line
+from cudakit.cli.options import Command, option, output_options
+from cudakit.cli.output import (
+    COMMON_FORMATS,
+    OutputOptions,
+    Progress,
+    Report,
+    open_outputs,
+    progress_line,
+)
 from cudakit.errors import (
     CudakitError,
     EnvironmentUnusable,

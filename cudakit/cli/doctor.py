@@ -15,7 +15,6 @@ from cudakit.cli.explain import explain_terms
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     Command,
-    OutputOptions,
     Value,
     gpu_option,
     option,
@@ -23,7 +22,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, Report, open_outputs, progress_line
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, open_outputs, progress_line
 
 if TYPE_CHECKING:
     from cudakit.devices.doctor.report import Identity

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import Command, OutputOptions, Value, output_options
-from cudakit.cli.output import COMMON_FORMATS, Report, open_outputs
+from cudakit.cli.options import Command, Value, output_options
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.devices.explain import Topic

@@ -14,7 +14,6 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     FILE,
     Command,
-    OutputOptions,
     Value,
     byte_size,
     option,
@@ -23,7 +22,15 @@ from cudakit.cli.options import (
     percent,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, Report, Text, open_outputs, progress_line, suffixes
+from cudakit.cli.output import (
+    COMMON_FORMATS,
+    OutputOptions,
+    Report,
+    Text,
+    open_outputs,
+    progress_line,
+    suffixes,
+)
 
 if TYPE_CHECKING:
     from cudakit.memory.analyze import MemorySpec

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
-from cudakit.cli.output import suffixes
+from cudakit.cli.output import OutputOptions, Target, suffixes
 from cudakit.errors import GpuUnavailable
 from cudakit.units import parse_bytes, parse_ratio
 
@@ -315,37 +315,6 @@ def percent(text: str) -> float:
 
 
 # --- output ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A place for the report: a file, or "-" for the terminal; ``suffix`` overrides that of the path."""
-
-    path: str
-    suffix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """The output of a command: places, format, verbosity."""
-
-    json: bool  # whether the result is printed as one JSON document instead of a report
-    targets: tuple[Target, ...]
-    force: bool  # whether existing files are replaced
-    quiet: bool  # whether only the verdict and the findings are printed
-    formats: tuple[str, ...]  # suffixes of the formats that the command can write
-    report_stream: str = "standard output"  # stream of the report, of -o - and of --json
-
-    def __post_init__(self) -> None:
-        if self.json and any(target.path == "-" for target in self.targets):
-            raise click.UsageError(
-                f"--json and -o - both write to {self.report_stream}; use one of them"
-            )
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the files to write."""
-        return [target.path for target in self.targets if target.path != "-"]
 
 
 def output_options(

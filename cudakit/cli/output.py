@@ -18,7 +18,6 @@ import click
 from cudakit.errors import EnvironmentUnusable, UsageError
 
 if TYPE_CHECKING:
-    from cudakit.cli.options import OutputOptions, Target
     from cudakit.report.document import Document, Note, Table
 
 
@@ -274,6 +273,37 @@ COMMON_FORMATS = ("json", "html", "md", "txt")
 _MAX_SUMMARY_LINES = 3
 
 Text: TypeAlias = str | Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A place for the report: a file, or "-" for the terminal; ``suffix`` overrides that of the path."""
+
+    path: str
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """The output of a command: places, format, verbosity."""
+
+    json: bool  # whether the result is printed as one JSON document instead of a report
+    targets: tuple[Target, ...]
+    force: bool  # whether existing files are replaced
+    quiet: bool  # whether only the verdict and the findings are printed
+    formats: tuple[str, ...]  # suffixes of the formats that the command can write
+    report_stream: str = "standard output"  # stream of the report, of -o - and of --json
+
+    def __post_init__(self) -> None:
+        if self.json and any(target.path == "-" for target in self.targets):
+            raise click.UsageError(
+                f"--json and -o - both write to {self.report_stream}; use one of them"
+            )
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the files to write."""
+        return [target.path for target in self.targets if target.path != "-"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     FILE,
     Command,
-    OutputOptions,
     Value,
     option,
     option_group,
@@ -24,6 +23,7 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.output import (
     COMMON_FORMATS,
+    OutputOptions,
     Report,
     open_outputs,
     printable,

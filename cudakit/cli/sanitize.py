@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cudakit.cli.options import (
-    FILE,
-    Command,
-    OutputOptions,
-    option_group,
-    output_options,
-    with_options,
-)
-from cudakit.cli.output import Progress, open_outputs, progress_line
+from cudakit.cli.options import FILE, Command, option_group, output_options, with_options
+from cudakit.cli.output import OutputOptions, Progress, open_outputs, progress_line
 from cudakit.cli.run import (
     BASELINE_OPTION,
     HOST_THREADS_OPTION,

@@ -6,7 +6,8 @@ import click
 import pytest
 from invocation import Cli
 
-from cudakit.cli.options import OutputOptions, Target, byte_size, output_options, percent
+from cudakit.cli.options import byte_size, output_options, percent
+from cudakit.cli.output import OutputOptions, Target
 from cudakit.gpu.machine import models
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from invocation import Terminal
 
-from cudakit.cli.options import OutputOptions, Target
 from cudakit.cli.output import (
     Output,
+    OutputOptions,
     Progress,
     Report,
+    Target,
     brief_sentences,
     format_of,
     main_rows,

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import FILE, Command, OutputOptions, Target, Value, option, output_options
-from cudakit.cli.output import COMMON_FORMATS, Report, open_outputs
+from cudakit.cli.options import FILE, Command, Value, option, output_options
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, Target, open_outputs
 
 
 @click.command(cls=Command, short_help="Compare two results: faster, slower or the same?")

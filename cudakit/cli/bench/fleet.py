@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cudakit.cli.failure import ExitCode, held_interrupts
-from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import COMMON_FORMATS, Report, Text, open_outputs, printable, progress_line
+from cudakit.cli.output import (
+    COMMON_FORMATS,
+    OutputOptions,
+    Report,
+    Text,
+    open_outputs,
+    printable,
+    progress_line,
+)
 
 if TYPE_CHECKING:
     from cudakit.bench.fleet.records import FleetRecords

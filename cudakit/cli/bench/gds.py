@@ -19,16 +19,8 @@ from cudakit.cli.bench.options import (
     sizes_option,
 )
 from cudakit.cli.failure import sigterm_as_interrupt
-from cudakit.cli.options import (
-    FILE,
-    Command,
-    OutputOptions,
-    Value,
-    byte_size,
-    gpu_option,
-    option,
-    output_options,
-)
+from cudakit.cli.options import FILE, Command, Value, byte_size, gpu_option, option, output_options
+from cudakit.cli.output import OutputOptions
 
 if TYPE_CHECKING:
     from cudakit.cli.failure import ExitCode

@@ -20,7 +20,6 @@ from cudakit.cli.bench.options import (
 from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
 from cudakit.cli.options import (
     Command,
-    OutputOptions,
     byte_size,
     gpu_option,
     option,
@@ -28,7 +27,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, suffixes
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions, suffixes
 
 if TYPE_CHECKING:
     from cudakit.bench.spec import GemmSpec

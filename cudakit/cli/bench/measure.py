@@ -12,8 +12,16 @@ import click
 
 from cudakit.cli.bench.options import effort_options
 from cudakit.cli.failure import ExitCode, held_interrupts
-from cudakit.cli.options import OutputOptions, gpu_option, output_options
-from cudakit.cli.output import COMMON_FORMATS, Progress, Report, Text, open_outputs, progress_line
+from cudakit.cli.options import gpu_option, output_options
+from cudakit.cli.output import (
+    COMMON_FORMATS,
+    OutputOptions,
+    Progress,
+    Report,
+    Text,
+    open_outputs,
+    progress_line,
+)
 
 if TYPE_CHECKING:
     from cudakit.bench.health import SuiteResult

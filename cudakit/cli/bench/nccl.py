@@ -27,7 +27,6 @@ from cudakit.cli.failure import ExitCode, held_interrupts
 from cudakit.cli.options import (
     FILE,
     Command,
-    OutputOptions,
     Seconds,
     gpu_option,
     option,
@@ -35,7 +34,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.output import open_outputs, progress_line
+from cudakit.cli.output import OutputOptions, open_outputs, progress_line
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from cudakit.cli.bench.options import (
     parse_elements,
     passed_options,
 )
-from cudakit.cli.options import Command, OutputOptions, Value, gpu_option, option, output_options
+from cudakit.cli.options import Command, Value, gpu_option, option, output_options
+from cudakit.cli.output import OutputOptions
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     FILE,
     Command,
-    OutputOptions,
     Seconds,
     Value,
     gpu_option,
@@ -22,6 +21,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
+from cudakit.cli.output import OutputOptions
 from cudakit.errors import UsageError
 
 _RAY_TIMEOUT_S = 60.0

@@ -14,8 +14,16 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import passed_options
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import FILE, OutputOptions, Seconds, collect_options, option, option_group
-from cudakit.cli.output import COMMON_FORMATS, Report, format_of, open_file, open_outputs, printable
+from cudakit.cli.options import FILE, Seconds, collect_options, option, option_group
+from cudakit.cli.output import (
+    COMMON_FORMATS,
+    OutputOptions,
+    Report,
+    format_of,
+    open_file,
+    open_outputs,
+    printable,
+)
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:

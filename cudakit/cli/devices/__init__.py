@@ -11,7 +11,6 @@ from cudakit.cli.devices.options import View, seconds, select_options, view_opti
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     Command,
-    OutputOptions,
     Value,
     gpu_option,
     option,
@@ -19,7 +18,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.output import COMMON_FORMATS, open_outputs, suffixes
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions, open_outputs, suffixes
 
 if TYPE_CHECKING:
     from cudakit.devices.select import SelectSpec

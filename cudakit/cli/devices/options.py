@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.options import (
-    OutputOptions,
-    Target,
-    Value,
-    byte_size,
-    option,
-    option_group,
-    percent,
-    with_options,
-)
+from cudakit.cli.options import Value, byte_size, option, option_group, percent, with_options
+from cudakit.cli.output import OutputOptions, Target
 
 if TYPE_CHECKING:
     from cudakit.devices.select import SelectSpec

@@ -11,7 +11,6 @@ from cudakit.cli.failure import errors_before_start
 from cudakit.cli.options import (
     FILE,
     Command,
-    OutputOptions,
     Seconds,
     Value,
     byte_size,
@@ -20,7 +19,7 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
-from cudakit.cli.output import suffixes
+from cudakit.cli.output import OutputOptions, suffixes
 from cudakit.cli.profile import ACTIVITY_FORMATS
 from cudakit.cli.run.race_report import FORMATS
 

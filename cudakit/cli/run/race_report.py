@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import Report, Text, open_binary_file, printable
+from cudakit.cli.output import OutputOptions, Report, Text, open_binary_file, printable
 
 if TYPE_CHECKING:
     from cudakit.sanitize.baseline import BaselineMatcher

@@ -13,8 +13,8 @@ from typing import Literal
 import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
-from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import (
+    OutputOptions,
     Outputs,
     open_outputs,
     printable,

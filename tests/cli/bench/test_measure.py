@@ -10,8 +10,7 @@ from bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, re
 from cudakit.bench.result import BenchResult
 from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions, Target
-from cudakit.cli.output import open_outputs
+from cudakit.cli.output import OutputOptions, Target, open_outputs
 from cudakit.errors import UsageError
 
 

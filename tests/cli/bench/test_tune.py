@@ -17,8 +17,8 @@ from cudakit.bench.spec import GemmSpec
 from cudakit.cli.bench.tune import TuneOptions, tune_options, use_tuned
 from cudakit.cli.bench.tune import tune as search
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions, output_options
-from cudakit.cli.output import COMMON_FORMATS
+from cudakit.cli.options import output_options
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions
 from cudakit.errors import CudakitError, InputError, UsageError
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 
