@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         SharedMemory as SharedMemory,
     )
     from cudakit.api.cuda_core import CachingMemoryResource as CachingMemoryResource
-    from cudakit.api.generator import Generator as Generator
-    from cudakit.api.cuda_kernels import CudaKernel as CudaKernel, kernel as kernel
-    from cudakit.api.kernels import (
+    from cudakit.arrays.generator import Generator as Generator
+    from cudakit.arrays.cuda_kernel import CudaKernel as CudaKernel, kernel as kernel
+    from cudakit.arrays.kernels import (
         DeviceArray as DeviceArray,
         Elementwise as Elementwise,
         Reduction as Reduction,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         memviz_diff as memviz_diff,
         memviz_what_if as memviz_what_if,
     )
-    from cudakit.api.nonfinite import (
+    from cudakit.arrays.nonfinite import (
         LossScaler as LossScaler,
         count_nonfinite as count_nonfinite,
     )
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from cudakit.api.profile import profile as profile, timed as timed
     from cudakit.api.record_memory import record_memory as record_memory
     from cudakit.api.sanitize import sanitize as sanitize
-    from cudakit.api.softmax import softmax as softmax
+    from cudakit.arrays.softmax import softmax as softmax
     from cudakit.errors import (
         CudaError as CudaError,
         CudakitError as CudakitError,
@@ -98,18 +98,18 @@ _MODULES = {
     "CachingAllocator": "cudakit.api.allocator",
     "CachingMemoryResource": "cudakit.api.cuda_core",
     "CudaError": "cudakit.errors",
-    "CudaKernel": "cudakit.api.cuda_kernels",
+    "CudaKernel": "cudakit.arrays.cuda_kernel",
     "CudakitError": "cudakit.errors",
-    "DeviceArray": "cudakit.api.kernels",
-    "Elementwise": "cudakit.api.kernels",
+    "DeviceArray": "cudakit.arrays.kernels",
+    "Elementwise": "cudakit.arrays.kernels",
     "EnvironmentUnusable": "cudakit.errors",
     "ForkedAllocator": "cudakit.api.allocator",
-    "Generator": "cudakit.api.generator",
+    "Generator": "cudakit.arrays.generator",
     "GraphMemory": "cudakit.api.allocator",
     "InputError": "cudakit.errors",
     "InvalidPointer": "cudakit.api.allocator",
     "InvalidSize": "cudakit.api.allocator",
-    "LossScaler": "cudakit.api.nonfinite",
+    "LossScaler": "cudakit.arrays.nonfinite",
     "MemPool": "cudakit.api.allocator",
     "MissingDependency": "cudakit.errors",
     "OpenedMemory": "cudakit.api.allocator",
@@ -118,7 +118,7 @@ _MODULES = {
     "PoolError": "cudakit.api.allocator",
     "RaceError": "cudakit.errors",
     "Reentered": "cudakit.api.allocator",
-    "Reduction": "cudakit.api.kernels",
+    "Reduction": "cudakit.arrays.kernels",
     "SettingRefused": "cudakit.api.allocator",
     "SharedMemory": "cudakit.api.allocator",
     "SnapshotError": "cudakit.errors",
@@ -126,7 +126,7 @@ _MODULES = {
     "UsageError": "cudakit.errors",
     "can_access_peer": "cudakit.gpu.cuda.current",
     "capability": "cudakit.gpu.cuda.current",
-    "count_nonfinite": "cudakit.api.nonfinite",
+    "count_nonfinite": "cudakit.arrays.nonfinite",
     "cupy_allocator": "cudakit.api.plugs",
     "current_device": "cudakit.gpu.cuda.current",
     "current_stream": "cudakit.gpu.cuda.current",
@@ -134,11 +134,11 @@ _MODULES = {
     "device_count": "cudakit.gpu.cuda.current",
     "device_name": "cudakit.gpu.cuda.current",
     "devices": "cudakit.api",
-    "elementwise": "cudakit.api.kernels",
+    "elementwise": "cudakit.arrays.kernels",
     "graph": "cudakit.arrays.graph",
     "is_available": "cudakit.gpu.cuda.current",
     "is_initialized": "cudakit.gpu.cuda.current",
-    "kernel": "cudakit.api.cuda_kernels",
+    "kernel": "cudakit.arrays.cuda_kernel",
     "load_snapshot": "cudakit.api.memory",
     "mark": "cudakit.gpu.nvtx",
     "mem_get_info": "cudakit.gpu.cuda.current",
@@ -153,15 +153,15 @@ _MODULES = {
     "push_range": "cudakit.gpu.nvtx",
     "range": "cudakit.gpu.nvtx",
     "record_memory": "cudakit.api.record_memory",
-    "reduction": "cudakit.api.kernels",
+    "reduction": "cudakit.arrays.kernels",
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.gpu.cuda.current",
-    "softmax": "cudakit.api.softmax",
+    "softmax": "cudakit.arrays.softmax",
     "stream": "cudakit.gpu.cuda.current",
     "synchronize": "cudakit.gpu.cuda.current",
     "timed": "cudakit.api.profile",
-    "to_device": "cudakit.api.kernels",
+    "to_device": "cudakit.arrays.kernels",
     "torch_pool": "cudakit.api.plugs",
 }
 

@@ -42,7 +42,7 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # The command line that prints the JSON document, and the dataclass of the document, by page.
 RESULTS = {
-    "cache-json.md": ("cache show --json", "cudakit.arrays.cache:CacheResult"),
+    "cache-json.md": ("cache show --json", "cudakit.cli.cache:CacheResult"),
     "bench-json.md": ("bench NAME --json", "cudakit.bench.result:BenchResult"),
     "bench-suite-json.md": ("bench suite --json", "cudakit.bench.health:SuiteResult"),
     "bench-fleet-json.md": (

@@ -25,9 +25,9 @@ def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("module", "count"),
     [
-        ("api.kernels", 12),
-        ("api.cuda_kernels", 7),
-        ("api.softmax", 2),
+        ("arrays.kernels", 12),
+        ("arrays.cuda_kernel", 7),
+        ("arrays.softmax", 2),
         ("api.profile", 3),
         ("gpu.device_array", 3),
     ],

@@ -7,7 +7,7 @@ from weakref import finalize
 
 import numpy as np
 
-from cudakit.api.kernels import open_device
+from cudakit.arrays.kernels import open_device
 from cudakit.errors import CudaError, UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.arrays.loaded import LoadedKernels
+from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.host_kernels import Launch, host_kernel

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.arrays.loaded import LoadedKernels
+from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import ComputeDevice, Ptr, Stream
 from cudakit.gpu.api.elements import Element, Floats, decode

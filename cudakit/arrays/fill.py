@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.arrays import philox
-from cudakit.arrays.loaded import LoadedKernels
+from cudakit.arrays import random_values
+from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
@@ -26,7 +26,7 @@ _STEP = 2.0**-23  # distance between the uniform values that one word generates
 _FP64_STEP = 2.0**-52  # distance between the uniform values that two words generate
 
 SOURCE = (
-    philox.SOURCE
+    random_values.SOURCE
     + r"""
 // Rounds to the nearest value of a narrow format, ties to even, and saturates at the largest value.
 __device__ u32 round_to(float value, int width, int mantissa, int bias, float largest) {
@@ -292,7 +292,7 @@ def _words(
     count: int, element: Element, sequence: int, seed: int, first_block: int
 ) -> npt.NDArray[np.uint32]:
     block_count = -(-count // _elements_per_block(element))
-    return philox.philox(first_block, block_count, sequence, seed).reshape(-1)
+    return random_values.philox(first_block, block_count, sequence, seed).reshape(-1)
 
 
 @host_kernel("cudakit_fill_bits")
@@ -307,7 +307,7 @@ def _bits(
     words = launch.write(destination, np.uint32, int(count) * _WORDS_PER_BLOCK)
     for begin in range(0, int(count), _HOST_BLOCKS):
         block_count = min(_HOST_BLOCKS, int(count) - begin)
-        blocks = philox.philox(int(first) + begin, block_count, int(sequence), int(seed))
+        blocks = random_values.philox(int(first) + begin, block_count, int(sequence), int(seed))
         words[begin * _WORDS_PER_BLOCK :][: blocks.size] = blocks.reshape(-1)
 
 
@@ -348,9 +348,9 @@ def _integers(
     sequence: np.uint64,
     seed: np.uint64,
 ) -> None:
-    words = philox.philox(0, -(-int(count) // _WORDS_PER_BLOCK), int(sequence), int(seed)).reshape(
-        -1
-    )
+    words = random_values.philox(
+        0, -(-int(count) // _WORDS_PER_BLOCK), int(sequence), int(seed)
+    ).reshape(-1)
     offsets = (words[: int(count)] * value_count >> np.uint64(32)).astype(np.int64)
     _write(launch, destination, _ELEMENT_BY_CODE[int(type_)], low + offsets)
 

@@ -233,7 +233,7 @@ def _is_tensor(argument: object) -> bool:
     return torch is not None and isinstance(argument, torch.Tensor)
 
 
-# --- Capture of a function's work into a graph, and errors for work that cannot be captured --------
+# --- Capture of a function's work into a graph, and errors for work that cannot be captured -------
 
 Work: TypeAlias = Callable[[StreamHandle], _T]
 _G = TypeVar("_G")
@@ -420,7 +420,7 @@ def status_of(error: BaseException | None) -> Status | None:
     return next((status for fragment, status in _STATUS_BY_TEXT.items() if fragment in text), None)
 
 
-# --- Device buffers of any library: address, size, dtype and shape ---------------------------------
+# --- Device buffers of any library: address, size, dtype and shape --------------------------------
 
 _HINT = "pass device arrays or addresses; bind other arguments with functools.partial or a lambda"
 # stream=-1 requests no synchronization ("Python Specification for DLPack").
@@ -537,7 +537,7 @@ def _describe(argument: object) -> str:
     return f"{text} in host memory" if is_on_host else text
 
 
-# --- Streams for captured functions: the current streams of frameworks, or streams of a simulated device ---
+# --- Streams for captured functions: the current streams of frameworks, or streams of a simulated device
 
 
 class SimulatedStreams:
@@ -617,7 +617,7 @@ class FrameworkStreams:
 StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
-# --- Capture of functions of torch tensors as a torch.cuda.CUDAGraph -------------------------------
+# --- Capture of functions of torch tensors as a torch.cuda.CUDAGraph ------------------------------
 #
 # Only torch.cuda.CUDAGraph keeps allocations of a capture in a private pool of torch's caching allocator, and
 # advances the random number generators at each replay ("CUDA Graphs" in torch's notes on CUDA semantics).

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudakit.arrays.loaded import LoadedKernels
+from cudakit.arrays.launch import LoadedKernels
 from cudakit.gpu.api import Argument, ComputeDevice, Ptr, Stream
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Matrix

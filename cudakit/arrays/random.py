@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.arrays import random_kernel_source, random_values
-from cudakit.arrays.loaded import LoadedKernels
+from cudakit.arrays.launch import LoadedKernels
 from cudakit.arrays.random_values import Counter, round_to_dtype
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Kernel, Kernels, Ptr, Stream

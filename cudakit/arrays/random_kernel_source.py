@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cudakit.arrays import philox, random_values
+from cudakit.arrays import random_values
+from cudakit.arrays import random_values as philox
 
 THREADS = 256  # threads of a CUDA block
 

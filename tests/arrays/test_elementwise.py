@@ -15,8 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 import cudakit
 from cudakit.arrays.elementwise import ElementwiseProgram
-from cudakit.arrays.expressions.dtypes import COMPLEX, FLOAT, INTEGER, dtype_of
-from cudakit.arrays.expressions.operations import CASTS, OPERATIONS
+from cudakit.arrays.operations import CASTS, COMPLEX, FLOAT, INTEGER, OPERATIONS, dtype_of
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.compile import compile_cuda

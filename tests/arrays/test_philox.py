@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.arrays.philox import philox
+from cudakit.arrays.random_values import philox
 
 WORD64 = st.integers(0, 2**64 - 1)
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import cudakit
-from cudakit.arrays.launch_plan import LaunchPlan, PlannedKernels, arguments_of
-from cudakit.arrays.reducers import REDUCERS
-from cudakit.arrays.reduction import ReductionProgram
+from cudakit.arrays.launch import LaunchPlan, PlannedKernels, arguments_of
+from cudakit.arrays.reduction import REDUCERS, ReductionProgram
 from cudakit.arrays.softmax import plan_softmax
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.arrays import ArrayView

@@ -15,7 +15,7 @@ from contract.workbench import Workbench
 from cudakit.arrays.bandwidth import SENTINEL, Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill, normal_values, uniform_values
-from cudakit.arrays.philox import philox
+from cudakit.arrays.random_values import philox
 from cudakit.arrays.spin import Spin
 from cudakit.arrays.timestamp import STAMP_BYTES, Timestamp, clock_hz
 from cudakit.errors import UsageError

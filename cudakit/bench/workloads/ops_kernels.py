@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from cudakit.arrays.elementwise import ElementwiseProgram
-from cudakit.arrays.launch_plan import NO_SCRATCH, LaunchPlan, PlannedKernels, arguments_of
+from cudakit.arrays.launch import NO_SCRATCH, LaunchPlan, PlannedKernels, arguments_of
 from cudakit.arrays.reduction import ReductionProgram
 from cudakit.arrays.softmax import plan_softmax
 from cudakit.bench.workload import CUDAKIT, allocate

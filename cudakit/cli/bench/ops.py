@@ -189,8 +189,8 @@ class PublicFunction:
 
 def _public_function(operation: Operation) -> Any:
     """Return the function of _PUBLIC_CALLS that computes an operation."""
-    from cudakit.api.kernels import elementwise, reduction
-    from cudakit.api.softmax import softmax
+    from cudakit.arrays.kernels import elementwise, reduction
+    from cudakit.arrays.softmax import softmax
 
     match operation:
         case "add":

@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cudakit.arrays.expressions.dtypes import BOOL, COMPLEX, FLOAT, DType
-from cudakit.arrays.expressions.typed import (
-    Cast,
-    TypedCall,
-    TypedConstant,
-    TypedName,
-    TypedNode,
-)
+from cudakit.arrays.expressions import Cast, TypedCall, TypedConstant, TypedName, TypedNode
+from cudakit.arrays.operations import BOOL, COMPLEX, FLOAT, DType
 
 # NVRTC declares the mathematical functions for float and double; headers are not needed.
 PRELUDE = r"""

@@ -400,7 +400,8 @@ def test_empty_array_uses_no_numbers(device: str) -> None:
 
 def test_examples_of_the_generator_run() -> None:
     results = doctest.testmod(
-        __import__("cudakit.api.generator", fromlist=["Generator"]), extraglobs={"cudakit": cudakit}
+        __import__("cudakit.arrays.generator", fromlist=["Generator"]),
+        extraglobs={"cudakit": cudakit},
     )
 
     assert results.attempted >= 10

@@ -12,7 +12,7 @@ import pytest
 from gpu.test_compile import needs_nvrtc
 
 import cudakit
-from cudakit.arrays.cuda_source import kernel_source
+from cudakit.arrays.cuda_kernel import kernel_source
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.sim import Sim

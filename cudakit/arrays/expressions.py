@@ -1,21 +1,37 @@
-"""Parsing of expressions: Python assignments become trees of operations.
-
-An expression is a sequence of assignments, one on each line or separated by semicolons. Python's parser reads
-it, so precedence and literals are Python's.
-"""
+"""Expressions of ``cudakit.elementwise``: parsed as Python, typed, and evaluated in numpy."""
 
 from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from cudakit.arrays.expressions.operations import FUNCTIONS, OPERATIONS, Operation
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.arrays.operations import (
+    CASTS,
+    COMPLEX,
+    FLOAT,
+    FUNCTIONS,
+    OPERATIONS,
+    DType,
+    Operation,
+    ValueType,
+    can_store,
+    weak_type,
+)
 from cudakit.errors import UsageError
+from cudakit.gpu.api.elements import BF16, decode
+
+# --- Parsing of expressions: Python assignments become trees of operations ------------------------
+#
+# An expression is a sequence of assignments, one on each line or separated by semicolons. Python's parser
+# reads it, so precedence and literals are Python's.
 
 _BINARY_OPERATIONS = {
     ast.Add: "add",
@@ -256,7 +272,9 @@ class _Parser:
             case ast.Name(id=name):
                 return self._convert_name(name)
             case ast.Constant(value=bool() | int() | float() | complex() as value):
-                return self._convert_constant(value, node)
+                if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                    raise self._source_error("the integer does not fit into 64 bits", node)
+                return Constant(value)
             case ast.BoolOp(op=operator, values=values):
                 operation = OPERATIONS[_LOGICAL_OPERATIONS[type(operator)]]
                 operands = [self._convert_node(value, depth + 1) for value in values]
@@ -281,11 +299,6 @@ class _Parser:
                 raise self._source_error("this syntax is not supported in expressions", node)
         nodes = tuple(self._convert_node(operand, depth + 1) for operand in operands)
         return Call(OPERATIONS[name], nodes, _position(node))
-
-    def _convert_constant(self, value: bool | int | float | complex, node: ast.expr) -> Constant:
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise self._source_error("the integer does not fit into 64 bits", node)
-        return Constant(value)
 
     def _convert_comparison(
         self, left: ast.expr, operators: list[ast.cmpop], comparators: list[ast.expr], depth: int
@@ -340,3 +353,207 @@ def _join_operands(operation: Operation, operands: Sequence[Node], position: Pos
 
 def _position(node: ast.AST) -> Position:
     return Position(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+
+
+# --- Type inference: expressions with the type of every value, and every conversion as a node -----
+
+
+@dataclass(frozen=True, slots=True)
+class TypedName:
+    """An input, or the value of an earlier assignment."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class TypedConstant:
+    """A number of the dtype that its operation requires."""
+
+    value: bool | int | float | complex
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class TypedCall:
+    """An operation; its operands have the dtypes that the operation requires."""
+
+    operation: Operation
+    operands: tuple[TypedNode, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A conversion to another dtype."""
+
+    operand: TypedNode
+    dtype: DType
+
+
+TypedNode: TypeAlias = TypedName | TypedConstant | TypedCall | Cast
+
+
+@dataclass(frozen=True, slots=True)
+class TypedAssignment:
+    """An assignment, and the dtype of its value."""
+
+    target: str
+    value: TypedNode
+    dtype: DType
+
+
+def infer(program: Program, inputs: Mapping[str, ValueType]) -> tuple[TypedAssignment, ...]:
+    """Return the typed assignments of a program for the types of its inputs.
+
+    Raises UsageError with the source line for operands that an operation does not support.
+    """
+    type_by_name = dict(inputs)
+    assignments = []
+    for assignment in program.assignments:
+        value, value_type = infer_value(program, assignment.value, type_by_name)
+        type_by_name[assignment.target] = ValueType(value_type.dtype)
+        assignments.append(TypedAssignment(assignment.target, value, value_type.dtype))
+    return tuple(assignments)
+
+
+def infer_value(
+    program: Program, node: Node, type_by_name: Mapping[str, ValueType]
+) -> tuple[TypedNode, ValueType]:
+    """Return the typed tree of one node, and its type."""
+    match node:
+        case Name(name):
+            return TypedName(name, type_by_name[name].dtype), type_by_name[name]
+        case Constant(value):
+            value_type = weak_type(value)
+            return TypedConstant(value, value_type.dtype), value_type
+        case Call(operation, operands, position):
+            typed_operands = [infer_value(program, operand, type_by_name) for operand in operands]
+            try:
+                signature = operation.signature([value_type for _, value_type in typed_operands])
+            except UsageError as error:
+                raise program.error(error.message, position, hint=error.hint) from None
+            converted_operands = tuple(
+                convert(operand, dtype)
+                for (operand, _), dtype in zip(typed_operands, signature.operands, strict=True)
+            )
+            if operation.name in CASTS:
+                if (
+                    converted_operands[0].dtype.category
+                    == COMPLEX
+                    > signature.result.dtype.category
+                ):
+                    raise program.error(
+                        f"{operation.name} cannot convert a complex value",
+                        position,
+                        hint="take real(...), imag(...) or abs(...) of the value",
+                    )
+                return Cast(converted_operands[0], signature.result.dtype), signature.result
+            return TypedCall(
+                operation, converted_operands, signature.result.dtype
+            ), signature.result
+
+
+def convert(node: TypedNode, dtype: DType) -> TypedNode:
+    """Return a node converted to a dtype, or the same node if it has the dtype."""
+    if node.dtype is dtype:
+        return node
+    if isinstance(node, TypedConstant):
+        return TypedConstant(node.value, dtype)
+    # A float16 value in an operation of float32 is a float already: no instruction is needed.
+    if node.dtype.compute_type == dtype.compute_type and dtype.category == FLOAT:
+        return _relabel(node, dtype)
+    return Cast(node, dtype)
+
+
+def check_stores(
+    program: Program, assignments: tuple[TypedAssignment, ...], arrays: Mapping[str, DType]
+) -> None:
+    """Raise UsageError if the value of an output cannot be stored in its array."""
+    final_assignments = {assignment.target: assignment for assignment in assignments}
+    for name, array_dtype in arrays.items():
+        if not can_store(final_assignments[name].dtype, array_dtype):
+            raise program.error(
+                f"{name} is {final_assignments[name].dtype}, and its array is {array_dtype}",
+                _last_assignment(program, name).position,
+                hint=f"convert the value, as in {name} = {array_dtype}(...)",
+            )
+
+
+def _last_assignment(program: Program, name: str) -> Assignment:
+    return [assignment for assignment in program.assignments if assignment.target == name][-1]
+
+
+def _relabel(node: TypedName | TypedCall | Cast, dtype: DType) -> TypedNode:
+    """Return a node whose value has the same representation under another dtype."""
+    match node:
+        case TypedName(name, _):
+            return TypedName(name, dtype)
+        case TypedCall(operation, operands, _):
+            return TypedCall(operation, operands, dtype)
+        case Cast():
+            # An explicit conversion to float16 must still round the value.
+            return TypedCall(_KEEP_ROUNDING, (node,), dtype)
+
+
+_KEEP_ROUNDING = Operation("positive", 1, CASTS["float32"].type_rule, lambda value: value)
+
+
+# --- Evaluation of expressions in numpy, for simulated devices ------------------------------------
+
+Values = npt.NDArray[Any]
+
+
+def evaluate(
+    assignments: Sequence[TypedAssignment], inputs: Mapping[str, Values]
+) -> dict[str, Values]:
+    """Return the value of each assigned name; inputs and results have the compute dtypes."""
+    values = dict(inputs)
+    with np.errstate(all="ignore"):  # the device reports no floating-point exceptions either
+        for assignment in assignments:
+            values[assignment.target] = evaluate_value(assignment.value, values)
+    return values
+
+
+def evaluate_value(node: TypedNode, values: Mapping[str, Values]) -> Values:
+    """Return the value of one node."""
+    match node:
+        case TypedName(name):
+            return values[name]
+        case TypedConstant(value, dtype):
+            return np.asarray(value).astype(dtype.compute)
+        case Cast(operand, dtype):
+            return convert_values(evaluate_value(operand, values), dtype)
+        case TypedCall(operation, operands, dtype):
+            arguments = [evaluate_value(operand, values) for operand in operands]
+            return np.asarray(operation.numpy_function(*arguments)).astype(dtype.compute)
+
+
+def convert_values(values: Values, dtype: DType) -> Values:
+    """Return values converted to a dtype, and rounded to it, in the dtype's compute type."""
+    return from_storage(to_storage(values, dtype), dtype)
+
+
+def to_storage(values: Values, dtype: DType) -> Values:
+    """Return values as the bits of array elements."""
+    with np.errstate(all="ignore"):
+        if dtype.name == "bfloat16":
+            return round_to_bfloat16(values.astype(np.float32))
+        if values.dtype.kind == "c" and dtype.category != COMPLEX:
+            values = values.real
+        return values.astype(dtype.storage)
+
+
+def from_storage(bits: Values, dtype: DType) -> Values:
+    """Return array elements in the dtype in which values are computed."""
+    if dtype.name == "bfloat16":
+        return decode(bits, BF16).astype(np.float32)
+    return bits.astype(dtype.compute)
+
+
+def round_to_bfloat16(values: Values) -> Values:
+    """Return the bits of the nearest bfloat16 values, ties to even; a NaN stays a NaN."""
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded_words = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
+    bits = (rounded_words >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FFF), bits).reshape(values.shape)

@@ -11,19 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cudakit.api.kernels import open_device
-from cudakit.api.random_arrays import (
-    ArrayFiller,
-    DeviceFiller,
-    DrawRequest,
-    HostFiller,
-    Output,
-    Shape,
-    SharedKernels,
-    advance_counter,
-)
-from cudakit.api.random_counter import GeneratorCounter
-from cudakit.arrays.philox import philox
+from cudakit.arrays.kernels import open_device
 from cudakit.arrays.random import (
     Draw,
     bits_draw,
@@ -32,7 +20,18 @@ from cudakit.arrays.random import (
     permutation_draw,
     uniform_draw,
 )
-from cudakit.arrays.random_values import ATTEMPT_SHIFT, Counter
+from cudakit.arrays.random_arrays import (
+    ArrayFiller,
+    DeviceFiller,
+    DrawRequest,
+    GeneratorCounter,
+    HostFiller,
+    Output,
+    Shape,
+    SharedKernels,
+    advance_counter,
+)
+from cudakit.arrays.random_values import ATTEMPT_SHIFT, Counter, philox
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import Gpu
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import cudakit
-from cudakit.api.nonfinite import NonFinite
-from cudakit.arrays.nonfinite import NonFiniteKernels
+from cudakit.arrays.nonfinite import NonFinite, NonFiniteKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.arrays import ArrayView
@@ -199,7 +198,7 @@ def test_invalid_loss_scaler_is_rejected(options: dict[str, Any]) -> None:
 
 
 def test_examples_of_nonfinite_run() -> None:
-    module = __import__("cudakit.api.nonfinite", fromlist=["LossScaler"])
+    module = __import__("cudakit.arrays.nonfinite", fromlist=["LossScaler"])
     results = doctest.testmod(module, extraglobs={"cudakit": cudakit})
 
     assert results.attempted >= 7

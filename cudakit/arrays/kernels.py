@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudakit.api.kernel_calls import (
+from cudakit.arrays.calls import (
     KernelCall,
     KernelsByDevice,
     bind_arguments,
@@ -20,7 +20,7 @@ from cudakit.arrays.elementwise import (
     Operand,
     ResultType,
 )
-from cudakit.arrays.launch_plan import LaunchPlan, arguments_of
+from cudakit.arrays.launch import LaunchPlan, arguments_of
 from cudakit.arrays.reduction import ReductionProgram
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.arrays import operand_of, shared_device
@@ -106,7 +106,14 @@ class Elementwise(FastCall):
         operand_by_name = {name: call.operands[name] for name in inputs}
         new_outputs = None
         if not outputs:
-            result_types = self._result_types(operand_by_name)
+            key = tuple(map(_layout_key, operand_by_name.values()))
+            result_types = self._types_by_layout.get(key)
+            if result_types is None:
+                if len(self._types_by_layout) >= _MAX_PLANS:
+                    self._types_by_layout.clear()
+                result_types = self._types_by_layout[key] = self._program.result_types(
+                    operand_by_name
+                )
             new_outputs = tuple(result_types.values()) or None
             outputs = {
                 name: call.new_array(result_type.dtype, result_type.shape)
@@ -136,15 +143,6 @@ class Elementwise(FastCall):
         )
         return results[0] if len(results) == 1 else results
 
-    def _result_types(self, inputs: Mapping[str, Operand]) -> dict[str, ResultType]:
-        key = tuple(map(_layout_key, inputs.values()))
-        result_types = self._types_by_layout.get(key)
-        if result_types is None:
-            if len(self._types_by_layout) >= _MAX_PLANS:
-                self._types_by_layout.clear()
-            result_types = self._types_by_layout[key] = self._program.result_types(inputs)
-        return result_types
-
     def _plan(
         self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> LaunchPlan:
@@ -165,7 +163,7 @@ class Elementwise(FastCall):
         """Return the measured block size, or None for the default one."""
         if not self._tune:
             return None
-        from cudakit.api.block_size import choose_threads
+        from cudakit.arrays.calls import choose_threads
 
         self._program.check_overlaps(inputs, outputs)
         call.wait_for_arrays()

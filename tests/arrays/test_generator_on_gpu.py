@@ -14,7 +14,7 @@ import pytest
 
 import cudakit
 from cudakit import Generator
-from cudakit.arrays.philox import philox
+from cudakit.arrays.random_values import philox
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.arrays import shared_device
