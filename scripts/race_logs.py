@@ -16,11 +16,11 @@ from cudakit.gpu.demangle import demangle
 from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.report import Report
 from cudakit.sanitize.result import SanitizeResult
+from cudakit.stacks import Stack
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, view
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Stack
 
 MAX_LOG_BYTES = 200_000  # The maximum size of a log in the repository.
 
@@ -91,7 +91,7 @@ def _small_trace(trace: Batch, process: int, program: str) -> Batch:
 def _program_frames(stack: Stack, program: str) -> Stack:
     """Return the frames of the program, with the file name only."""
     return tuple(
-        frame._replace(file=program) for frame in stack if Path(frame.file).name == program
+        replace(frame, filename=program) for frame in stack if Path(frame.filename).name == program
     )
 
 

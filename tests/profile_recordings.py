@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.profile.activities import Activities, ActivityCollector
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import (
     ApiCall,
     CopyRun,
@@ -23,7 +24,6 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 from cudakit.trace.layout import layout, pack
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame, Stack
 
 PROCESS = 4321
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cudakit.profile.activities import Activities, ActivityCollector
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import (
     ApiCall,
     Collective,
@@ -28,7 +29,6 @@ from cudakit.trace.kinds import CollectiveFunction, Direction, MemoryKind, NcclD
 from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame, Stack
 
 US = 1_000
 MS = 1_000_000

@@ -14,7 +14,7 @@ from cudakit.memory.replay import Replay
 from cudakit.memory.replay.layout import Layout
 from cudakit.memory.replay.lifetimes import Contradictions
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.torch_rules.oom_facts import Fit
 
 SCHEMA = "cudakit.memviz/1"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, PYTORCH_CALLS, AllocatorCalls
 
 Addresses: TypeAlias = npt.NDArray[np.uint64]

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from cudakit.errors import InputError
 from cudakit.input_files import ExpectedFile, check_schema, read_error, read_json
 from cudakit.profile.result import Collective, Copies, HostWait, Kernel, ProfileResult
-from cudakit.report.document import Frame
 from cudakit.serialize import Mismatch, from_plain
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, layout
 from cudakit.trace.run_log import LogReader, Outcome
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Stack
 
 # Kinds of events that make up a profile.
 _PROFILE_EVENT_KINDS = (

@@ -24,7 +24,7 @@ from cudakit.profile.result import (
     Limit,
     ProfileResult,
 )
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import Direction
 from cudakit.units import format_ratio, format_seconds
 

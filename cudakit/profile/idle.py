@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.profile.timeline import Timeline, WorkKind
+from cudakit.stacks import Stack
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 
 # --- the time of a host thread ---------------------------------------------------------------------
@@ -165,10 +166,10 @@ def _stretch_causes(timeline: Timeline, call_row: Ints, length_ns: Times) -> Int
     return cause
 
 
-def _is_in_data_loader(stacks: Sequence[object]) -> Mask:
+def _is_in_data_loader(stacks: Sequence[Stack]) -> Mask:
     """Return, for each call stack, whether one of its frames is that of a data loader."""
     return np.array(
-        [any(_DATA_LOADER_FILES.search(frame.file) for frame in stack) for stack in stacks],  # type: ignore[attr-defined]
+        [any(_DATA_LOADER_FILES.search(frame.filename) for frame in stack) for stack in stacks],
         bool,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import Direction
 
 StepSource: TypeAlias = Literal["range", "mark", "repetition", "none"]

@@ -11,7 +11,6 @@ from typing import Final, Literal
 
 import numpy as np
 
-from cudakit.profile.call_sites import call_site_index
 from cudakit.profile.idle import (
     Gaps,
     IdleCause,
@@ -34,10 +33,8 @@ from cudakit.profile.result import (
 )
 from cudakit.profile.steps import OpenRanges, without_numbers
 from cudakit.profile.timeline import Timeline, WorkKind
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame, call_site_index
 from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKind
-from cudakit.trace.trace_file import Frame as TraceFrame
-from cudakit.trace.trace_file import Stack
 
 # Kernel that adds the partial results of a GEMM that is split along K.
 _SPLIT_K = re.compile(r"split_?k.*reduce|reduce.*split_?k", re.IGNORECASE)
@@ -101,15 +98,10 @@ class WorkTable:
         return stack_of(self.timeline, site)
 
 
-def document_frames(stack: Stack) -> tuple[Frame, ...]:
-    """Return a call stack of a trace as frames of a document."""
-    return tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
-
-
 def stack_of(timeline: Timeline, site: int) -> tuple[tuple[Frame, ...], int]:
     """Return a call stack as frames, and the index of its call site."""
     stack = timeline.stacks[site]
-    return document_frames(stack), call_site_index(stack)
+    return stack, call_site_index(stack)
 
 
 def groups(row_keys: Ints) -> list[tuple[int, Ints]]:
@@ -226,9 +218,9 @@ def blocks(table: WorkTable, positions: Ints) -> Ints:
 def lines(table: WorkTable) -> tuple[Line, ...]:
     """Return the lines of the program, the one with the most own time first."""
     work = table.timeline.work
-    own_ns_by_frame: defaultdict[TraceFrame, int] = defaultdict(int)
-    cumulative_ns_by_frame: defaultdict[TraceFrame, int] = defaultdict(int)
-    call_counts: defaultdict[TraceFrame, int] = defaultdict(int)
+    own_ns_by_frame: defaultdict[Frame, int] = defaultdict(int)
+    cumulative_ns_by_frame: defaultdict[Frame, int] = defaultdict(int)
+    call_counts: defaultdict[Frame, int] = defaultdict(int)
     for site, positions in groups(work.site[table.rows]):
         stack = table.timeline.stacks[site]
         if not stack:
@@ -240,7 +232,7 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
             call_counts[frame] += len(positions)
     rows = (
         Line(
-            Frame(frame.function, frame.file, frame.line),
+            frame,
             own_ns_by_frame[frame],
             time_ns,
             call_counts[frame],

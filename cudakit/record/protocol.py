@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cudakit.record.installed import is_recorder
+from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 
 # The only directory added to the program's PYTHONPATH; it contains sitecustomize.py and nothing else.
 AGENT = Path(__file__).parent / "agent" / "path"
@@ -74,6 +75,8 @@ def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
     return {
         **asdict(settings),
         "memory": memory,
+        # The rule by which the reader of Python stacks tells frames of the program from frames of libraries.
+        "program_files": [LIBRARY_FILE, TYPED_CODE],
         "spool": str(spool),
         "supervisor": os.getpid(),
     }

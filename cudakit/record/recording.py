@@ -24,6 +24,7 @@ from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import Accesses, add_device_patches
 from cudakit.record.preflight import RecorderFiles, Refusal, preflight
 from cudakit.record.torch_import import after_torch_import, attribute_backward
+from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 from cudakit.trace.losses import SPOOL_PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
 
@@ -318,7 +319,7 @@ def frame_walker_address(
         return 0
     frame_reader = load_native_module("_frames", path)
     if watch_program_calls:
-        frame_reader.watch_program_calls()
+        frame_reader.watch_program_calls(LIBRARY_FILE, TYPED_CODE)
     return int(frame_reader.walker)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 if TYPE_CHECKING:
@@ -69,15 +70,6 @@ class Text:
     """Text, possibly from an untrusted file: renderers escape it."""
 
     value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of a call stack; ``line`` 0 means unknown (C++ without debug information)."""
-
-    name: str  # function
-    filename: str  # path of the source file
-    line: int  # line number; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

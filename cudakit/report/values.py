@@ -9,7 +9,6 @@ from cudakit.report.document import (
     Change,
     Chart,
     Count,
-    Frame,
     Rate,
     Ratio,
     Seconds,
@@ -17,6 +16,7 @@ from cudakit.report.document import (
     Text,
     Value,
 )
+from cudakit.stacks import Frame
 from cudakit.units import (
     Unavailable,
     format_bytes,

@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from cudakit.errors import InputError
 from cudakit.input_files import ExpectedFile, check_schema, read_json
-from cudakit.report.document import Frame
-from cudakit.sanitize.names import is_backward, is_program_frame
 from cudakit.sanitize.result import BaselineUse, FoundRace, KnownRace, KnownSide, Side
 from cudakit.serialize import Mismatch, from_plain, to_plain
+from cudakit.stacks import Frame, is_backward, is_library
 
 _BASELINE_FILE = ExpectedFile(
     "a baseline of races",
@@ -62,7 +61,7 @@ def identify(race: FoundRace, *, root: Path) -> KnownRace:
 
 
 def _identify_side(side: Side, root: Path) -> KnownSide:
-    program_frames = [frame for frame in side.stack if is_program_frame(frame)]
+    program_frames = [frame for frame in side.stack if not is_library(frame.filename)]
     # A race without a frame of the program is identified by the frames of libraries.
     return KnownSide(
         side.operation,

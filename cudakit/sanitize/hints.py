@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cudakit.report.document import Frame
-from cudakit.sanitize.names import HOST, call_site, is_backward
+from cudakit.sanitize.names import HOST, call_site
 from cudakit.sanitize.races import RaceKind, SyncKind
 from cudakit.sanitize.result import CALLING_RANK, Side
+from cudakit.stacks import Frame, is_backward
 from cudakit.trace.kinds import Precision
 from cudakit.units import format_bytes
 

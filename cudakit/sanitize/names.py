@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from cudakit.report.document import Frame
 from cudakit.sanitize.races import CollectiveOperation, NamedRange
+from cudakit.stacks import Frame, call_site_index
 from cudakit.trace.kernel_names import cut
 from cudakit.trace.kinds import LIBRARY_DOMAINS, CollectiveFunction, StreamFlag
 
@@ -78,43 +77,6 @@ def in_range(ranges: Sequence[NamedRange]) -> str:
     ]
     outer_names = ["…"] if len(ranges) > MAX_SHOWN_RANGES else []
     return f", in range '{' / '.join(outer_names + range_names)}'"
-
-
-_LIBRARY_FILE_PATTERN = re.compile(
-    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
-    | /lib/python3[.\d]*/                             # the standard library
-    # cudakit itself, also outside site-packages; logs of earlier versions have core and run
-    | /cudakit/(?:allocator|api|arrays|bench|core|devices|gpu|memory|profile|record|run|sanitize|trace)/
-    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
-    | ^$                                              # a frame without a file
-    """,
-    re.VERBOSE,
-)
-
-
-# Name of the innermost frame of work that a thread of autograd enqueued; call_sites.c of the recorder writes
-# it. The outer frames are those of the call that started the backward pass.
-BACKWARD_FRAME = "backward pass (autograd thread)"
-
-
-def is_backward(frames: Sequence[Frame]) -> bool:
-    """Return whether a thread of autograd enqueued the work, for a backward pass."""
-    return bool(frames) and frames[0].name == BACKWARD_FRAME
-
-
-def call_site_index(frames: Sequence[Frame]) -> int:
-    """Return the index of the call site in a call stack.
-
-    The call site is the innermost frame outside libraries or, if there is none, the innermost frame.
-    """
-    innermost_index = int(is_backward(frames) and len(frames) > 1)
-    program_indices = (index for index, frame in enumerate(frames) if is_program_frame(frame))
-    return next(program_indices, innermost_index)
-
-
-def is_program_frame(frame: Frame) -> bool:
-    """Return whether a frame is in the program's own code, not in a library, Python or cudakit."""
-    return not _LIBRARY_FILE_PATTERN.search(frame.filename)
 
 
 def call_site(frames: Sequence[Frame]) -> str:

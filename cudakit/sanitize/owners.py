@@ -17,12 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from cudakit.report.document import Frame
-from cudakit.sanitize.names import call_site_index, is_backward, is_program_frame
 from cudakit.sanitize.races import Race, RaceOwner
+from cudakit.stacks import Frame, Stack, call_site_index, is_backward, is_library, library_name
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records
-from cudakit.trace.trace_file import Stack
 
 _WORK_KINDS: Final = (
     EventKind.LAUNCH,
@@ -33,17 +31,12 @@ _WORK_KINDS: Final = (
     EventKind.COLLECTIVE,
     EventKind.GRAPH_LAUNCH,
 )
-_PACKAGE_PATTERN = re.compile(
-    r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)"
-    r"|/(cudakit)/(?:allocator|api|arrays|bench|core|devices|gpu|memory|profile|record|run|sanitize|trace)/"
-)
 
 
 def library_of(frames: Sequence[Frame]) -> str:
     """Return the library that the program called, such as ``torch``; "" without a frame of a library."""
     entry_frame = library_entry(frames)
-    match = _PACKAGE_PATTERN.search(entry_frame.filename) if entry_frame else None
-    return (match[1] or match[2]) if match else ""
+    return library_name(entry_frame.filename) if entry_frame else ""
 
 
 def library_entry(frames: Sequence[Frame]) -> Frame | None:
@@ -53,7 +46,7 @@ def library_entry(frames: Sequence[Frame]) -> Frame | None:
     """
     site = call_site_index(frames)
     innermost_index = int(is_backward(frames))
-    if not frames or site <= innermost_index or not is_program_frame(frames[site]):
+    if not frames or site <= innermost_index or is_library(frames[site].filename):
         return None
     return frames[site - 1]
 
@@ -80,7 +73,7 @@ _STREAM_FILE_PATTERN = re.compile(
 
 def _requests_stream(frames: Sequence[Frame]) -> bool:
     """Return whether the program itself called a function that creates streams."""
-    library_frames = takewhile(lambda frame: not is_program_frame(frame), frames)
+    library_frames = takewhile(lambda frame: is_library(frame.filename), frames)
     return all(_STREAM_FILE_PATTERN.search(frame.filename) for frame in library_frames)
 
 
@@ -145,7 +138,7 @@ class StreamUse:
         new_stacks = stacks[len(self._is_called_by_program) :]
         self._is_called_by_program = np.append(
             self._is_called_by_program,
-            [bool(stack) and is_program_frame(Frame(*stack[0])) for stack in new_stacks],
+            [bool(stack) and not is_library(stack[0].filename) for stack in new_stacks],
         ).astype(np.bool_)
         kinds = records["kind"]
         is_creation = kinds == EventKind.STREAM_CREATE
@@ -191,7 +184,7 @@ class StreamUse:
                 continue
             if program_call:
                 self._unused_streams[stream] = program_call
-            if not _requests_stream([Frame(*frame) for frame in stacks[site]]):
+            if not _requests_stream(stacks[site]):
                 self._creations[stream] = program_call, site
                 self._creation_counts[program_call, site] += 1
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cudakit.report.document import Frame
 from cudakit.sanitize.hints import (
     RacingStreams,
     is_wait,
@@ -20,13 +19,13 @@ from cudakit.sanitize.known_issues import known_issue
 from cudakit.sanitize.names import (
     Demangle,
     call_site,
-    call_site_index,
     collective_name,
     stream_name,
 )
 from cudakit.sanitize.owners import StreamUse
 from cudakit.sanitize.races import Allocation, Operation, Race, Sync
 from cudakit.sanitize.result import FoundRace, LastSync, Memory, Side
+from cudakit.stacks import Frame, call_site_index
 from cudakit.trace.kernel_names import short_kernel
 from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
 

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import TypeAlias
 
-from cudakit.report.document import Frame
 from cudakit.sanitize.baseline import BaselineMatcher
 from cudakit.sanitize.hints import (
     advice_on_library,
@@ -17,7 +16,6 @@ from cudakit.sanitize.hints import (
 from cudakit.sanitize.names import (
     Demangle,
     in_range,
-    is_program_frame,
 )
 from cudakit.sanitize.owners import RaceOwnership, StreamUse
 from cudakit.sanitize.race_decoder import RaceDecoder
@@ -41,8 +39,8 @@ from cudakit.sanitize.result import (
     UnverifiedPair,
 )
 from cudakit.sanitize.suppressions import Suppression
+from cudakit.stacks import Frame, Stack, is_library
 from cudakit.trace.kinds import Precision, StreamFlag
-from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes
 
 
@@ -294,8 +292,7 @@ class Report:
         return frames
 
     def _intern_stack(self, stack: Stack) -> _Frames:
-        frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
-        return self._interned_stacks.setdefault(frames, frames)
+        return self._interned_stacks.setdefault(stack, stack)
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
         return (
@@ -431,7 +428,9 @@ def _operation_lines(label: str, side: Side) -> list[str]:
 
 def _with_stack(first_line: str, source: Side | Memory) -> list[str]:
     """Return a line followed by the frames of the program, from the call site to the first library frame."""
-    program_frames = tuple(takewhile(is_program_frame, source.stack[source.site :]))
+    program_frames = tuple(
+        takewhile(lambda frame: not is_library(frame.filename), source.stack[source.site :])
+    )
     frames = program_frames or source.stack[:1]
     locations = (f"{frame.filename}:{frame.line} {frame.name}" for frame in frames[:_MAX_FRAMES])
     return [f"  {first_line}", *(f"           {location}" for location in locations)]

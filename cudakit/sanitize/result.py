@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from cudakit.report.document import Frame
 from cudakit.sanitize.races import (
     CollectiveOperation,
     Confidence,
@@ -23,6 +22,7 @@ from cudakit.sanitize.races import (
     RaceOwner,
     SyncKind,
 )
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import AllocationKind, NcclDatatype, Precision
 
 CALLING_RANK: Final = " (called by rank "  # text before the rank that calls a collective

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cudakit.errors import UsageError
 from cudakit.input_files import ExpectedFile, read_text
-from cudakit.report.document import Frame
 from cudakit.sanitize.result import Side
+from cudakit.stacks import Frame
 from cudakit.trace.kernel_names import short_kernel
 
 COMMAND_LINE = "--suppress"

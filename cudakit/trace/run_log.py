@@ -40,9 +40,9 @@ from cudakit.input_files import (
     read_error,
     wrong_file_error,
 )
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame, Stack
 
 VERSION: Final = 2
 # Start of the reason for an unsuccessful run with ``--require-gpu``. No event is missing from such a result.
@@ -100,7 +100,11 @@ class LogWriter:
         """Append a batch, and the strings and stacks that its trace got since the trace's last batch."""
         trace = self._trace(batch)
         self._write_table(b"text", trace.index_in_log, batch.strings[trace.string_count :])
-        self._write_table(b"stak", trace.index_in_log, batch.stacks[trace.stack_count :])
+        new_stacks = [
+            [(frame.name, frame.filename, frame.line) for frame in stack]
+            for stack in batch.stacks[trace.stack_count :]
+        ]
+        self._write_table(b"stak", trace.index_in_log, new_stacks)
         trace.string_count, trace.stack_count = len(batch.strings), len(batch.stacks)
         for begin in range(0, len(batch.records), _ITEMS_PER_BLOCK):
             records = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
@@ -126,9 +130,7 @@ class LogWriter:
             self._write_json(b"trce", trace_index, description)
         return self._traces[trace_key]
 
-    def _write_table(
-        self, tag: bytes, trace_index: int, table_items: Sequence[str] | Sequence[Stack]
-    ) -> None:
+    def _write_table(self, tag: bytes, trace_index: int, table_items: Sequence[object]) -> None:
         for begin in range(0, len(table_items), _ITEMS_PER_BLOCK):
             block_items = table_items[begin : begin + _ITEMS_PER_BLOCK]
             self._write_json(tag, trace_index, block_items, item_count=len(block_items))

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cudakit.errors import InputError
+from cudakit.stacks import Stack
 from cudakit.trace.events import Event
 from cudakit.trace.layout import Records
 from cudakit.trace.losses import is_abandoned, report_loss
-from cudakit.trace.trace_file import Clock, Stack, TraceReader, TraceWriter
+from cudakit.trace.trace_file import Clock, TraceReader, TraceWriter
 
 # Linux allows PIDs up to 2^22, which has seven digits.
 _FILE_NAME = re.compile(r"((\d{1,7})(?:\.\d{1,7})?)-(\d{6,9})\.trace")

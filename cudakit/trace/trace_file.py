@@ -23,11 +23,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO
 
 import numpy as np
 
 from cudakit.errors import InputError
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import Event
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid, pack
 
@@ -52,17 +53,6 @@ class Clock(IntEnum):
 
     MONOTONIC = 1  # CLOCK_MONOTONIC of the host
     VIRTUAL = 2  # simulated time since a simulated device was created
-
-
-class Frame(NamedTuple):
-    """A frame of a Python call stack; ``line`` is 0 if it is unknown."""
-
-    function: str
-    file: str
-    line: int
-
-
-Stack: TypeAlias = tuple[Frame, ...]
 
 
 class TraceWriter:
@@ -150,7 +140,7 @@ class TraceWriter:
     def _packed_stack(self, stack: Stack) -> bytes:
         frames = (
             _FRAME.pack(
-                self._string_index(frame.function), self._string_index(frame.file), frame.line
+                self._string_index(frame.name), self._string_index(frame.filename), frame.line
             )
             for frame in stack
         )

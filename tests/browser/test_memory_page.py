@@ -25,8 +25,8 @@ from cudakit.memory.load import load
 from cudakit.memory.present import report
 from cudakit.memory.replay import Replay, replay
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
-from cudakit.report.document import Frame
 from cudakit.report.html import render
+from cudakit.stacks import Frame
 
 DATA = Path(__file__).parents[1] / "data"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "memory"

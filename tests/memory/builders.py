@@ -19,7 +19,7 @@ from cudakit.memory.snapshot import (
     Segments,
     Snapshot,
 )
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.torch_rules.actions import Action
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

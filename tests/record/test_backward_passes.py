@@ -15,7 +15,7 @@ from record.programs import RECORDING, supervised
 from record.recorded import build_library
 
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.sanitize.names import BACKWARD_FRAME
+from cudakit.stacks import BACKWARD_FRAME
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
 
@@ -61,7 +61,7 @@ recording = begin(batches.append, files_or_refusal=ready)
 def stacks(process=None):
     with recording.drain():
         return [
-            [frame.function for frame in batch.stacks[site]]
+            [frame.name for frame in batch.stacks[site]]
             for batch in batches if batch.process == (process or os.getpid())
             for kind, site in zip(batch.records["kind"].tolist(), batch.records["site"].tolist())
             if kind == EventKind.LAUNCH
@@ -117,7 +117,7 @@ def step():
 step(), step()
 assert stacks() == [[BACKWARD, "backward", "step", "<module>"]] * 2, stacks()
 with recording.drain():
-    first, again = (frame for frame in batches[-1].stacks[1:] if frame[0].function == BACKWARD)
+    first, again = (frame for frame in batches[-1].stacks[1:] if frame[0].name == BACKWARD)
     assert first[0][1:] == ("", 0)
     assert {stack[2][1:] for stack in (first, again)} == {("<string>", step.__code__.co_firstlineno + 1)}
 """,
@@ -233,7 +233,7 @@ with recording.drain():
     for batch in batches:
         launches = view(batch.records[batch.records["kind"] == EventKind.LAUNCH], EventKind.LAUNCH)
         for name, site in zip(launches["name"].tolist(), launches["site"].tolist()):
-            callers = {frame.function for frame in batch.stacks[site]} & {"left", "right"}
+            callers = {frame.name for frame in batch.stacks[site]} & {"left", "right"}
             found.add((batch.strings[name], *callers))
 assert found <= {("left",), ("right",), ("left", "left"), ("right", "right")}, found
 """,
@@ -449,7 +449,7 @@ def launch_stacks(batches: list[Batch]) -> Iterator[list[str]]:
     for batch in batches:
         for kind, site in zip(batch.records["kind"], batch.records["site"], strict=True):
             if kind == EventKind.LAUNCH:
-                yield [frame.function for frame in batch.stacks[int(site)]]
+                yield [frame.name for frame in batch.stacks[int(site)]]
 
 
 def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ _frames = pytest.importorskip(
     "cudakit.record._frames", reason="no compiler was there when cudakit was installed"
 )
 
-from cudakit.report.document import Frame  # noqa: E402
-from cudakit.sanitize.names import is_program_frame  # noqa: E402 after the skip
+from test_stacks import LIBRARY_FILES, PROGRAM_FILES  # noqa: E402 after the skip
+
+from cudakit.stacks import LIBRARY_FILE, TYPED_CODE, is_library  # noqa: E402
 
 LIBRARY = """
 from cudakit.record import _frames
@@ -52,7 +53,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A library in a directory site-packages, which returns numbers of program calls."""
     if sys.version_info < (3, 12):
         pytest.skip("Python numbers program calls from 3.12 on")
-    if not _frames.watch_program_calls():
+    if not _frames.watch_program_calls(LIBRARY_FILE, TYPED_CODE):
         pytest.skip("other tools use all free tools of sys.monitoring")
     directory = tmp_path_factory.mktemp("environment") / "site-packages"
     directory.mkdir()
@@ -177,34 +178,11 @@ def test_thread_without_frames_of_the_program_has_no_number(library: Any) -> Non
     assert 0 not in numbers[1]
 
 
-PATHS = [
-    "/home/user/train.py",
-    "train.py",
-    "/venv/lib/python3.12/site-packages/torch/nn/modules/rnn.py",
-    "site-packages/single.py",
-    "/usr/lib/python3/dist-packages/numpy/core.py",
-    "/usr/lib/python3.12/threading.py",
-    "/usr/lib/python3.12-extra/module.py",
-    "lib/python3.12/threading.py",
-    "/src/cudakit/gpu/sim/device.py",
-    "/src/cudakit/plugins/device.py",
-    "/home/user/lib/tools.py",
-    "/home/user/my-site-packages/tools.py",
-    "/home/user/site-packages.py",
-    "<stdin>",
-    "<string>",
-    "<ipython-input-3-abc>",
-    "<frozen importlib._bootstrap>",
-    "<eval_with_key>.3",
-    "",
-]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_program_files_are_those_of_the_report(library: Any, path: str) -> None:
+@pytest.mark.parametrize("path", [*PROGRAM_FILES, *LIBRARY_FILES])
+def test_program_files_are_those_of_stacks(library: Any, path: str) -> None:
     namespace: dict[str, Any] = {"number": library.number}
 
     exec(compile("numbers = {number(), number()}", path, "exec"), namespace)  # noqa: S102 of this test
 
     # Two calls in the program's own code; in a library, they belong to the call of exec.
-    assert len(namespace["numbers"]) == (2 if is_program_frame(Frame("f", path, 1)) else 1)
+    assert len(namespace["numbers"]) == (2 if not is_library(path) else 1)

@@ -12,6 +12,7 @@ from cudakit.record.protocol import (
     Settings,
     child_environment,
 )
+from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 
 SPOOL = Path("/spool")
 
@@ -62,6 +63,7 @@ def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
         "patches": {"90": "/sm_90.cubin"},
         "follow": False,
         "templates": False,
+        "program_files": [LIBRARY_FILE, TYPED_CODE],
         "supervisor": os.getpid(),
     }
     assert environment["CUDAKIT_SPOOL"] == str(tmp_path)

@@ -22,7 +22,6 @@ from cudakit.report.document import (
     Count,
     Document,
     Facts,
-    Frame,
     Marker,
     Node,
     Note,
@@ -37,6 +36,7 @@ from cudakit.report.document import (
     Tree,
     View,
 )
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 MIB, GIB = 1 << 20, 1 << 30

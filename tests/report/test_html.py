@@ -27,7 +27,6 @@ from cudakit.report.document import (
     Explorer,
     ExplorerData,
     Facts,
-    Frame,
     Marker,
     Note,
     Rate,
@@ -52,6 +51,7 @@ from cudakit.report.picture import (
     name_beside,
     shape,
 )
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 MIB = 2**20

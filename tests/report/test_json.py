@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.errors import MissingDependency, SnapshotError
-from cudakit.report.document import Frame
 from cudakit.report.json import render, render_error, render_line
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 

@@ -12,7 +12,6 @@ from cudakit.report.document import (
     Count,
     Document,
     Facts,
-    Frame,
     Node,
     Note,
     Ratio,
@@ -26,6 +25,7 @@ from cudakit.report.document import (
     View,
 )
 from cudakit.report.markdown import render
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 

@@ -12,19 +12,9 @@ from document_views import no_picture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.report.document import (
-    Document,
-    Facts,
-    Finding,
-    Frame,
-    Node,
-    Note,
-    Section,
-    Stack,
-    Text,
-    View,
-)
+from cudakit.report.document import Document, Facts, Finding, Node, Note, Section, Stack, Text, View
 from cudakit.report.sarif import render
+from cudakit.stacks import Frame
 
 LATER = Stack(
     (Frame("forward", "/v/site-packages/torch/nn.py", 9), Frame("step", "/p/train.py", 44)), 1

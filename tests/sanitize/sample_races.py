@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudakit.report.document import Frame as DocumentFrame
-from cudakit.sanitize.names import BACKWARD_FRAME, call_site_index
 from cudakit.sanitize.race_decoder import RaceDecoder
 from cudakit.sanitize.races import (
     Allocation,
@@ -19,8 +17,8 @@ from cudakit.sanitize.races import (
 )
 from cudakit.sanitize.report import Report
 from cudakit.sanitize.result import FoundRace, SanitizeResult, Side
+from cudakit.stacks import BACKWARD_FRAME, Frame, Stack, call_site_index
 from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, StreamFlag
-from cudakit.trace.trace_file import Frame, Stack
 
 MIB = 2**20
 BASE = 0x7F2C_4000_0000
@@ -172,8 +170,8 @@ def race_decoder(process: int = 4242) -> RaceDecoder:
     return RaceDecoder(process, frames, STREAMS, demangle)
 
 
-def frames(number: int) -> tuple[DocumentFrame, ...]:
-    return tuple(DocumentFrame(frame.function, frame.file, frame.line) for frame in STACKS[number])
+def frames(number: int) -> Stack:
+    return STACKS[number]
 
 
 def found_race(made_race: Race | None = None) -> FoundRace:

@@ -19,6 +19,7 @@ from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.sanitize.report import Report
 from cudakit.sanitize.result import SanitizeResult
+from cudakit.stacks import Frame
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -35,7 +36,6 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision, StreamFlag
 from cudakit.trace.layout import Records, layout, pack
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame
 
 
 def detected(batches: Sequence[Records], *, strict_threads: bool = False) -> SanitizeResult:

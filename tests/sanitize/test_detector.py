@@ -6,10 +6,11 @@ from pathlib import Path
 from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.races import Confidence
 from cudakit.sanitize.report import Report, findings, message
+from cudakit.stacks import Frame
 from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, Launch, StreamCreate
 from cudakit.trace.kinds import AccessMode, Precision, StreamFlag
 from cudakit.trace.spool import Batch, Spool, SpoolWriter
-from cudakit.trace.trace_file import Clock, Frame
+from cudakit.trace.trace_file import Clock
 
 FIRST_FILL = (
     StreamCreate(3, StreamFlag.NON_BLOCKING),

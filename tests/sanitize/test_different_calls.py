@@ -9,11 +9,11 @@ import pytest
 
 from cudakit.sanitize.collectives.different_calls import RankComparison
 from cudakit.sanitize.result import DifferenceKind, DifferentCalls
+from cudakit.stacks import Frame
 from cudakit.trace.events import Collective, Communicator, Event, Gap
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
 from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame
 
 ALL_REDUCE, ALL_GATHER = CollectiveFunction.ALL_REDUCE, CollectiveFunction.ALL_GATHER
 BROADCAST = CollectiveFunction.BROADCAST

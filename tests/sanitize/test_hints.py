@@ -23,10 +23,10 @@ from sanitize.sample_races import (
     side,
 )
 
-from cudakit.report.document import Frame
 from cudakit.sanitize import hints
 from cudakit.sanitize.hints import FRAMEWORKS, remedies
 from cudakit.sanitize.races import Operation, RaceKind, Sync, SyncKind
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 
 READ = AccessMode.READ

@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 from sanitize.sample_races import MEMORY, STREAMS, exact_operation, race
 
-from cudakit.report.document import Frame as DocumentFrame
-from cudakit.sanitize.names import BACKWARD_FRAME, is_program_frame
 from cudakit.sanitize.owners import (
     StreamUse,
     is_one_program_call,
@@ -19,10 +17,10 @@ from cudakit.sanitize.owners import (
 from cudakit.sanitize.races import Race, RaceOwner
 from cudakit.sanitize.report import Report, findings
 from cudakit.sanitize.result import FoundRace
+from cudakit.stacks import BACKWARD_FRAME, Frame, Stack
 from cudakit.trace.events import Event, EventBody, Fill, StreamCreate, StreamDestroy, StreamSync
 from cudakit.trace.kinds import StreamFlag
 from cudakit.trace.layout import pack
-from cudakit.trace.trace_file import Frame, Stack
 
 PACKAGES = "/venv/lib/python3.12/site-packages"
 STEP = Frame("step", "/home/user/train.py", 10)
@@ -53,10 +51,6 @@ STACKS: Sequence[Stack] = (
 FIRST, SECOND = 21, 22  # numbers of two streams
 
 
-def document_frames(stack: Stack) -> list[DocumentFrame]:
-    return [DocumentFrame(*frame) for frame in stack]
-
-
 @pytest.mark.parametrize(
     ("stack", "library"),
     [
@@ -71,11 +65,11 @@ def document_frames(stack: Stack) -> list[DocumentFrame]:
     ],
 )
 def test_library_is_the_package_that_the_program_called(stack: Stack, library: str) -> None:
-    assert library_of(document_frames(stack)) == library
+    assert library_of(stack) == library
 
 
 def test_entry_frame_is_inside_the_innermost_frame_of_the_program() -> None:
-    frames = document_frames((RNN, STEP, ENGINE, MAIN))
+    frames = (RNN, STEP, ENGINE, MAIN)
 
     assert library_entry(frames) == frames[0]
     assert library_entry(frames[1:]) is None
@@ -285,12 +279,3 @@ def test_advice_names_the_streams_of_all_occurrences() -> None:
 
     hint = only_race(reported(first, second)).hint
     assert "record an event on each stream (stream 22 and stream 23)" in hint
-
-
-def test_library_frames_are_not_those_of_the_program() -> None:
-    assert [is_program_frame(DocumentFrame(*frame)) for frame in (STEP, RNN, EXIT, BACKWARD)] == [
-        True,
-        False,
-        False,
-        False,
-    ]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from cudakit.errors import InputError
+from cudakit.stacks import Frame
 from cudakit.trace.events import Event, Fill, Gap, Launch
 from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame
 
 LAST_RELEASE_LOGS = Path(__file__).parents[1] / "sanitize_corpus/logs"
 OUTCOME = Outcome(3, True, ("a note",), ("2 events are missing",), None)
@@ -209,7 +209,9 @@ def test_log_of_the_last_release_is_read(name: str) -> None:
 
     assert batch.records.tobytes() == columns.T.tobytes()
     assert list(batch.strings) == tables["strings"]
-    assert [[list(frame) for frame in stack] for stack in batch.stacks] == tables["stacks"]
+    assert [
+        [[frame.name, frame.filename, frame.line] for frame in stack] for stack in batch.stacks
+    ] == tables["stacks"]
 
 
 def test_foreign_archive_is_refused(log_path: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import Event, Launch, Mark
 from cudakit.trace.layout import unpack
 from cudakit.trace.losses import Losses
 from cudakit.trace.spool import Batch, Spool, SpoolWriter
-from cudakit.trace.trace_file import Clock, Frame, Stack
+from cudakit.trace.trace_file import Clock
 
 WRITTEN_END_OFFSET = 24
 
@@ -153,7 +154,7 @@ def test_forked_process_writes_its_own_trace(tmp_path: Path, spool: Spool) -> No
     assert names([batches_by_process[os.getpid()]]) == ["mark 0", "mark 1"]
     assert names([batches_by_process[child]]) == ["k"]
     # The index of a stack in the parent is valid in the child.
-    assert batches_by_process[child].stacks[site][0].function == "step"
+    assert batches_by_process[child].stacks[site][0].name == "step"
 
 
 def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:

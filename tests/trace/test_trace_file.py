@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from traces import events
 
 from cudakit.errors import InputError
+from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import Event, Launch, Mark
 from cudakit.trace.layout import RECORD_BYTES, unpack
-from cudakit.trace.trace_file import Clock, Frame, Stack, TraceReader, TraceWriter
+from cudakit.trace.trace_file import Clock, TraceReader, TraceWriter
 
 # All examples of a test use the same directory; each example writes a new file.
 SAME_DIRECTORY = settings(

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from cudakit.errors import EnvironmentUnusable, InputError, SnapshotError
 from cudakit.record.protocol import AgentMessage, AgentMessageKind
+from cudakit.stacks import call_site_index
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
     from cudakit.memory.record.limit import LimitPassed
     from cudakit.memory.record.process import ProcessMemory
     from cudakit.trace.spool import Batch
-
-# Call stacks are shown from their innermost frame outside of these directories.
-_LIBRARY_DIRECTORIES = ("/site-packages/", "/dist-packages/", "/lib/python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +217,10 @@ def _limit_sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
 
 
 def _call_site_text(limit_passed: LimitPassed) -> str:
-    program_frames = [
-        frame
-        for frame in limit_passed.stack
-        if frame.file and not any(directory in frame.file for directory in _LIBRARY_DIRECTORIES)
-    ]
-    frame = next(iter(program_frames or limit_passed.stack), None)
-    return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
+    if not limit_passed.stack:
+        return ""
+    frame = limit_passed.stack[call_site_index(limit_passed.stack)]
+    return f" at {frame.filename}:{frame.line} in {frame.name}"
 
 
 def recorder_settings(

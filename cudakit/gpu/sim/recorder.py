@@ -13,9 +13,10 @@ from types import CodeType, FrameType
 from typing import TypeAlias
 
 from cudakit.gpu.sim.schedule import Task
+from cudakit.stacks import LIBRARY_FILE, TYPED_CODE, Frame, Stack
 from cudakit.trace.events import Event
 from cudakit.trace.spool import SpoolWriter
-from cudakit.trace.trace_file import Clock, Frame, Stack
+from cudakit.trace.trace_file import Clock
 
 Sink: TypeAlias = Callable[[Event], None]
 
@@ -98,7 +99,7 @@ def _program_calls() -> Callable[[], int]:
         frames_module = import_module("cudakit.record._frames")
     except ImportError:  # cudakit was installed without a compiler
         return int
-    frames_module.watch_program_calls()
+    frames_module.watch_program_calls(LIBRARY_FILE, TYPED_CODE)
     current_program_call: Callable[[], int] = frames_module.program_call
     return current_program_call
 

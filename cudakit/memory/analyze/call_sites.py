@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from cudakit.memory.snapshot import Ids, Snapshot
-from cudakit.report.document import Frame
-
-_LIBRARY_FILE = re.compile(
-    r"""(?:^|/)(?:site-packages|dist-packages)/     # installed packages
-    | /lib/python3[.\d]*/                           # the standard library
-    | ^<                                            # generated code
-    | ^(?:\?\?)?$                                   # unknown
-    | \.(?:c|cc|cpp|cxx|cu|h|hpp|so[.\d]*)$         # native code
-    """,
-    re.VERBOSE,
-)
-
-
-# The innermost C++ frames of a stack belong to the recorder and the allocator, not to the caller.
-_ALLOCATOR_FRAME = re.compile(
-    r"torch::(?:unwind|CapturedTraceback)|c10::|at::(?:detail|_ops|native)::empty|at::empty"
-)
-
-
-def is_library(frame: Frame) -> bool:
-    """Return whether a frame belongs to a library, the interpreter or native code."""
-    return _LIBRARY_FILE.search(frame.filename) is not None
-
-
-def site_rank(frame: Frame) -> int:
-    """Return 0 for a frame of the program, 1 for a library's, 2 for the allocator's."""
-    if not is_library(frame):
-        return 0
-    return 2 if _ALLOCATOR_FRAME.match(frame.name) else 1
+from cudakit.stacks import Frame, site_rank
 
 
 def site_name(frame: Frame) -> str:

@@ -26,7 +26,7 @@ from cudakit.memory.result import (
     file_facts,
 )
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 
 _INSTALL_PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.memory.snapshot import Ids, Ints, Snapshot
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 
 # The search ends at calls of a network, of the backward pass and of an optimizer: loops in these run over
 # layers or parameters, not over steps.

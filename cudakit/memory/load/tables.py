@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.memory.load.tree import Handles, Tree
 from cudakit.memory.snapshot import Codes, DeviceTrace, Ids, Ints
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 

@@ -14,7 +14,8 @@ from cudakit.memory.analyze.steps import non_decreasing
 from cudakit.memory.present.rows import device_name
 from cudakit.memory.result import DeviceMemory, Holder, MemoryResult
 from cudakit.memory.snapshot import Ids, Ints, Snapshot
-from cudakit.report.document import Chart, Columns, Document, Frame, Marker, Series, Tree
+from cudakit.report.document import Chart, Columns, Document, Marker, Series, Tree
+from cudakit.stacks import Frame
 
 # Minimum size of an allocation that is exported as a slice, as a share of the peak. So at most 200 slices
 # overlap.

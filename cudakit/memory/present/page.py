@@ -17,7 +17,8 @@ from cudakit.memory.present.rows import device_name
 from cudakit.memory.record.pools import pool_name
 from cudakit.memory.result import DeviceDiff, DeviceMemory
 from cudakit.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Snapshot
-from cudakit.report.document import Array, Explorer, ExplorerData, Frame
+from cudakit.report.document import Array, Explorer, ExplorerData
+from cudakit.stacks import Frame
 from cudakit.torch_rules.actions import Action
 
 _SCRIPT_PACKAGE = "cudakit.memory.present"

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.memory.result import DeviceDiff, DeviceMemory, FileFacts
-from cudakit.report.document import Column, Frame, Node, Section, Stack, Table, Text, Value
+from cudakit.report.document import Column, Node, Section, Stack, Table, Text, Value
+from cudakit.stacks import Frame
 
 _T = TypeVar("_T")
 _ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]  # kind of a Column

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from cudakit.errors import InputError
-from cudakit.trace.trace_file import Frame, Stack
+from cudakit.stacks import Frame, Stack
 
 # Arrays by (device, address): the size in bytes and the call stack.
 Arrays: TypeAlias = dict[tuple[int, int], tuple[int, Stack]]

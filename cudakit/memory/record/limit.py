@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudakit.memory.record.pools import POOL_NAMES
-from cudakit.trace.trace_file import Frame, Stack
+from cudakit.stacks import Frame, Stack
 
 # The sign of the change of reserved memory by the action of an event.
 _SIGN_BY_ACTION = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

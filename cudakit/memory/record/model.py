@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from cudakit.memory.record.pools import DRIVER, MANAGED
+from cudakit.stacks import Stack
 from cudakit.trace.kinds import AllocationKind
-from cudakit.trace.trace_file import Stack
 
 Action: TypeAlias = Literal[
     "oom", "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudakit.memory.record.model import MemoryModel
+from cudakit.stacks import Stack
 from cudakit.trace.kinds import LIBRARY_DOMAINS, AllocationKind, AllocationLayer, EventKind
 from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Stack
 
 # Number of events that are kept for each device; the agent sets the same limit for PyTorch's history.
 MAX_EVENTS = 200_000

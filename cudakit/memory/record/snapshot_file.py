@@ -23,7 +23,7 @@ from cudakit.errors import SnapshotError
 from cudakit.memory.record.model import HOST, Entry, MemoryModel, Segment
 from cudakit.memory.record.pools import POOL_IDS
 from cudakit.memory.record.process import MAX_EVENTS, NamedRange, ProcessMemory
-from cudakit.trace.trace_file import Stack
+from cudakit.stacks import BACKWARD_FRAME, Stack
 
 # A snapshot as ``torch.cuda.memory._snapshot`` returns it.
 Snapshot: TypeAlias = dict[str, Any]
@@ -35,7 +35,7 @@ MARKS_KEY = "cudakit_marks"
 _RANGE_BEGIN_ACTIONS = ("segment_alloc", "segment_map")
 _RANGE_END_ACTIONS = ("segment_free", "segment_unmap")
 # The innermost frame of the call stacks of autograd's threads; sanitize/names.py has the same name.
-_BACKWARD_FRAME = {"name": "backward pass (autograd thread)", "filename": "", "line": 0}
+_BACKWARD_FRAME = {"name": BACKWARD_FRAME, "filename": "", "line": 0}
 
 
 def build_snapshot(
@@ -221,7 +221,7 @@ class _Writer:
         """Return a call stack, innermost frame first. Equal stacks share their frames."""
         if id(stack) not in self._frames:
             self._frames[id(stack)] = [
-                {"name": frame.function, "filename": frame.file, "line": frame.line}
+                {"name": frame.name, "filename": frame.filename, "line": frame.line}
                 for frame in stack
             ]
         return list(self._frames[id(stack)])

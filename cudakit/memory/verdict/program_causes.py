@@ -14,7 +14,7 @@ from cudakit.memory.analyze.step_peaks import growth_between, is_growing, is_ris
 from cudakit.memory.result import Cause, DiffRow
 from cudakit.memory.snapshot import Ints, Mask
 from cudakit.memory.verdict.failure import Failure
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.units import format_bytes, format_count
 
 # A cause below this share of the memory in use is noise.

@@ -13,7 +13,7 @@ from cudakit.profile.call_sites import NO_STACK, frame_text
 from cudakit.profile.exports.texts import cache_texts, printable_text
 from cudakit.profile.exports.tracks import distinct_rows
 from cudakit.profile.timeline import Timeline, timeline
-from cudakit.trace.trace_file import Frame
+from cudakit.stacks import Frame
 
 # Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
 _SPEEDSCOPE_FORMAT = "https://www.speedscope.app/file-format-schema.json"
@@ -84,9 +84,9 @@ def write_speedscope(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 
 def _speedscope_frame(frame: Frame) -> dict[str, object]:
-    frame_object: dict[str, object] = {"name": printable_text(frame.function) or "?"}
-    if frame.file:
-        frame_object["file"] = printable_text(frame.file)
+    frame_object: dict[str, object] = {"name": printable_text(frame.name) or "?"}
+    if frame.filename:
+        frame_object["file"] = printable_text(frame.filename)
     if frame.line:
         frame_object["line"] = frame.line
     return frame_object

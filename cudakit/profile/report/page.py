@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from cudakit.profile.activities import Activities
-from cudakit.profile.call_sites import call_site_index
 from cudakit.profile.exports.lanes import flat_lanes
 from cudakit.profile.exports.tracks import device_names, distinct_rows, work_tracks
 from cudakit.profile.timeline import Column, Spans, Timeline, WorkKind, first_time, timeline
 from cudakit.report.document import Array, Explorer, ExplorerData
+from cudakit.stacks import Frame, call_site_index
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.trace_file import Frame
 
 _PACKAGE = "cudakit.profile.report"
 # Maximum number of devices of each process, of streams of each device, and of rows of the ranges and of
@@ -413,7 +412,7 @@ class CallTree:
 
     def frame(self, frame: Frame) -> int:
         """Return the number of a frame."""
-        frame_key = (cut_text(frame.function), cut_text(frame.file), frame.line)
+        frame_key = (cut_text(frame.name), cut_text(frame.filename), frame.line)
         return self.frames.setdefault(frame_key, len(self.frames))
 
     def child(self, parent: int, frame: Frame) -> int:

@@ -264,7 +264,7 @@ def _frame_walker_address(settings: "dict[str, Any]", spool: "Spool") -> int:
         frame_reader = _load_extension("_frames", path)
         walker_addresses.append(frame_reader.walker)
         if settings["sanitize"]:
-            frame_reader.watch_program_calls()
+            frame_reader.watch_program_calls(*settings["program_files"])
 
     path = settings["frames"].get(sys.implementation.cache_tag or "")
     if path:

@@ -25,6 +25,7 @@
 #include <internal/pycore_frame.h>
 #endif
 
+#include <regex.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -215,47 +216,12 @@ static void copy_utf8(PyObject *text, char *out, size_t capacity)
 
 /* --- files of the program ----------------------------------------------------------------------- */
 
-/* Return whether a directory name of at most ``length`` bytes begins at ``text``. */
-static bool is_directory_name(const char *path_part, size_t length, const char *name)
-{
-    return strlen(name) == length && !strncmp(path_part, name, length);
-}
+/* The patterns of cudakit/stacks.py, compiled by watch_program_calls(). */
+static regex_t library_files, typed_code;
 
-/* Return whether a directory belongs to a library. ``parent`` is the name of the directory above it, with
- * ``parent_length`` characters: 0 at the begin of a path. */
-static bool is_library_directory(const char *parent, size_t parent_length, const char *name, size_t length)
-{
-    if (is_directory_name(name, length, "site-packages") || is_directory_name(name, length, "dist-packages"))
-        return true;
-    if (is_directory_name(parent, parent_length, "lib") && length >= 7 && !strncmp(name, "python3", 7))
-        return strspn(name + 7, ".0123456789") >= length - 7;
-    if (!is_directory_name(parent, parent_length, "cudakit"))
-        return false;
-    static const char *const packages[] = {"allocator", "api",     "arrays", "bench", "core",     "devices", "gpu",
-                                           "memory",    "profile", "record", "run",   "sanitize", "trace"};
-    for (size_t index = 0; index < sizeof packages / sizeof *packages; index++)
-        if (is_directory_name(name, length, packages[index]))
-            return true;
-    return false;
-}
-
-/* Return whether a file belongs to the program, not to an installed package, Python or cudakit. sanitize/names.py
- * has the same rule. */
 static bool is_program_file(const char *path)
 {
-    if (*path == '<')
-        return !strncmp(path, "<stdin>", 7) || !strncmp(path, "<string>", 8) || !strncmp(path, "<ipython", 8);
-    const char *parent = path;
-    size_t parent_length = 0;
-    for (const char *name = path, *end; (end = strchr(name, '/')); name = end + 1) {
-        const size_t length = (size_t)(end - name);
-        if (is_library_directory(parent, parent_length, name, length))
-            return false;
-        /* names.py requires a slash before "lib" and "cudakit". */
-        parent = name;
-        parent_length = name == path ? 0 : length;
-    }
-    return *path != 0;
+    return !regexec(&typed_code, path, 0, NULL, 0) || regexec(&library_files, path, 0, NULL, 0) == REG_NOMATCH;
 }
 
 /* The cache of is_program_file(), by the address of the name. Its names are never freed. Threads with the GIL add
@@ -515,15 +481,23 @@ static void begin_running_frames(PyThreadState *thread)
             begin_program_call(frame);
 }
 
-static PyObject *watch_program_calls(PyObject *module, PyObject *unused)
+static PyObject *watch_program_calls(PyObject *module, PyObject *arguments)
 {
-    (void)module, (void)unused;
+    (void)module;
+    const char *library_pattern, *typed_pattern;
+    if (!PyArg_ParseTuple(arguments, "ss", &library_pattern, &typed_pattern))
+        return NULL;
     if (program_calls_are_watched)
         Py_RETURN_TRUE;
     PyObject *monitoring = PySys_GetObject("monitoring"); /* borrowed reference */
     const int tool_id = monitoring ? claim_tool(monitoring) : -1;
     if (tool_id < 0)
         Py_RETURN_FALSE;
+    if (regcomp(&library_files, library_pattern, REG_EXTENDED | REG_NOSUB) ||
+        regcomp(&typed_code, typed_pattern, REG_EXTENDED | REG_NOSUB)) {
+        PyErr_SetString(PyExc_ValueError, "a pattern of library files is not valid");
+        return NULL;
+    }
     disable_result = PyObject_GetAttrString(monitoring, "DISABLE");
     if (!disable_result || enable_events(monitoring, tool_id))
         return NULL;
@@ -534,9 +508,9 @@ static PyObject *watch_program_calls(PyObject *module, PyObject *unused)
 
 #else
 
-static PyObject *watch_program_calls(PyObject *module, PyObject *unused)
+static PyObject *watch_program_calls(PyObject *module, PyObject *arguments)
 {
-    (void)module, (void)unused, (void)cached_file_count;
+    (void)module, (void)arguments, (void)cached_file_count;
     Py_RETURN_FALSE;
 }
 
@@ -683,10 +657,11 @@ PyDoc_STRVAR(stack_doc, "stack(limit=64)\n--\n\n"
                         "recorder reads them: at most 1,024. A line number of 0 is unknown.");
 
 PyDoc_STRVAR(watch_program_calls_doc,
-             "watch_program_calls()\n--\n\n"
+             "watch_program_calls(library_files, typed_code)\n--\n\n"
              "From now on, number the program calls: executions of instructions in the program's\n"
-             "own code. Return False if that is impossible: before Python 3.12, and if other tools\n"
-             "use all free tools of sys.monitoring.");
+             "own code, by the two regular expressions of cudakit/stacks.py. Return False if that is\n"
+             "impossible: before Python 3.12, and if other tools use all free tools of\n"
+             "sys.monitoring.");
 
 PyDoc_STRVAR(program_call_doc, "program_call()\n--\n\n"
                                "Return the number of the program call that the calling thread executes; 0 if it\n"
@@ -699,7 +674,7 @@ static PyObject *current_program_call(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef METHODS[] = {
-    {"watch_program_calls", watch_program_calls, METH_NOARGS, watch_program_calls_doc},
+    {"watch_program_calls", watch_program_calls, METH_VARARGS, watch_program_calls_doc},
     {"program_call", current_program_call, METH_NOARGS, program_call_doc},
     {"stack", (PyCFunction)(void (*)(void))stack, METH_VARARGS | METH_KEYWORDS, stack_doc},
     {0},

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cudakit.report.console import theme
 from cudakit.report.console.text import cut, escape
-from cudakit.report.document import Frame, Stack
+from cudakit.report.document import Stack
 from cudakit.report.values import (
     NO_STACK,
     distinct_caller,
@@ -19,9 +19,8 @@ from cudakit.report.values import (
     leaf,
     site,
 )
+from cudakit.stacks import Frame, is_library
 
-# Paths of library code. Library frames between frames of the program are left out.
-_LIBRARY_PATH_PARTS = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
 _MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
 _MAX_CALLERS = 12  # maximum number of callers; more never fit on a line
@@ -44,9 +43,11 @@ def callers(stack: Stack) -> list[str]:
     """Return the callers, innermost first; library frames only if the call site is one."""
     if not stack.frames:
         return []
-    skips_libraries = not _is_library(site(stack))
+    skips_libraries = not is_library(site(stack).filename)
     outer_frames = stack.frames[max(stack.site, 0) + 1 :]
-    shown_frames = (frame for frame in outer_frames if not (skips_libraries and _is_library(frame)))
+    shown_frames = (
+        frame for frame in outer_frames if not (skips_libraries and is_library(frame.filename))
+    )
     return [escape(format_frame(frame)) for frame in islice(shown_frames, _MAX_CALLERS)]
 
 
@@ -149,7 +150,3 @@ def _leaf_forms(stack: Stack) -> tuple[str, ...]:
 def _cut_line(line: Text, width: int) -> Text:
     line.truncate(max(width, 1), overflow="ellipsis")
     return line
-
-
-def _is_library(frame: Frame) -> bool:
-    return any(path_part in frame.filename for path_part in _LIBRARY_PATH_PARTS)

@@ -28,7 +28,8 @@ from cudakit.report.console.text import (
     style_value,
     wrap,
 )
-from cudakit.report.document import Column, Frame, Ratio, Stack, Table, Value
+from cudakit.report.document import Column, Ratio, Stack, Table, Value
+from cudakit.stacks import Frame
 
 # Tables of this width and above show the callers of a call site. A terminal of 120 columns has this width
 # without its margins.

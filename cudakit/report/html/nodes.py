@@ -11,7 +11,6 @@ from cudakit.report.document import (
     Document,
     Explorer,
     Facts,
-    Frame,
     Node,
     Note,
     Section,
@@ -31,6 +30,7 @@ from cudakit.report.svg.chart import chart
 from cudakit.report.svg.figure import figure
 from cudakit.report.svg.plot import plot
 from cudakit.report.values import LEVELS, SYMBOLS
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 _DEEPEST_HEADING = 6

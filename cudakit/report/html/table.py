@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cudakit.report.document import Column, Frame, Ratio, Stack, Table, Text, Value
+from cudakit.report.document import Column, Ratio, Stack, Table, Text, Value
 from cudakit.report.markup import Markup, element, join
 from cudakit.report.values import NO_STACK, distinct_caller, format_place, format_value, leaf, site
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 # Maximum number of frames of a call stack: an endless recursion has thousands.

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cudakit.report.document import Frame
 from cudakit.sanitize.collectives.buffers import Membership
 from cudakit.sanitize.collectives.call_comparison import (
     CommunicatorCalls,
     RankCall,
     TraceId,
 )
-from cudakit.sanitize.names import call_site_index, function_name
+from cudakit.sanitize.names import function_name
 from cudakit.sanitize.result import CollectiveCall, DifferenceKind, DifferentCalls
+from cudakit.stacks import Stack, call_site_index
 from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype
 from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Stack
 
 # Prefix of the reason in a GAP record if an operation of NCCL was not recorded; collectives.c of the recorder
 # writes the same prefix.
@@ -147,7 +146,6 @@ class RankComparison:
     def _describe(self, call: RankCall) -> CollectiveCall:
         stacks = self._stacks[call.trace]
         stack = stacks[call.site] if call.site < len(stacks) else ()
-        frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
         return CollectiveCall(
             rank=call.rank,
             process=call.trace[0],
@@ -155,8 +153,8 @@ class RankComparison:
             element_count=call.element_count,
             datatype=call.datatype,
             root=call.root,
-            stack=frames,
-            site=call_site_index(frames),
+            stack=stack,
+            site=call_site_index(stack),
         )
 
 

@@ -12,11 +12,11 @@ from cudakit.gpu.api import LEGACY
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.recorder import PROCESS_VARIABLE, SPOOL_VARIABLE, attach_to_spool
+from cudakit.stacks import Stack
 from cudakit.trace.events import Event
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
-from cudakit.trace.trace_file import Stack
 
 PROGRAM = """
 from cudakit.gpu.sim import Sim
@@ -84,7 +84,7 @@ def test_event_has_call_stack(tmp_path: Path) -> None:
 
     stacks = {stack for event, stack in read(tmp_path) if event.body.kind is EventKind.ALLOC}
     (stack,) = stacks
-    assert [(frame.function, frame.file, frame.line) for frame in stack] == [
+    assert [(frame.name, frame.filename, frame.line) for frame in stack] == [
         ("step", "<string>", 5),
         ("<module>", "<string>", 10),
     ]
@@ -135,4 +135,4 @@ def test_device_opened_by_name_is_traced(tmp_path: Path, monkeypatch: pytest.Mon
 
     traces = read(tmp_path)
     assert traces[-1][0].body.kind is EventKind.FILL
-    assert traces[-1][1][0].file == __file__
+    assert traces[-1][1][0].filename == __file__

@@ -10,6 +10,7 @@ from gpu.kernels import ONE_THREAD, SimBench
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
 from cudakit.gpu.sim import Sim
+from cudakit.stacks import Frame
 from cudakit.trace.events import (
     Access,
     Alloc,
@@ -43,7 +44,7 @@ from cudakit.trace.kinds import (
     StreamFlag,
 )
 from cudakit.trace.layout import unpack
-from cudakit.trace.trace_file import Clock, Frame, TraceReader, TraceWriter
+from cudakit.trace.trace_file import Clock, TraceReader, TraceWriter
 
 READ, WRITE = AccessMode.READ, AccessMode.WRITE
 

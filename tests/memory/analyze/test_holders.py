@@ -13,7 +13,7 @@ from memory.strategies import LAW, recordings
 from cudakit.memory.analyze import MemorySpec, analyze
 from cudakit.memory.result import Churn, DeviceMemory, Facet
 from cudakit.memory.snapshot import Snapshot
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000

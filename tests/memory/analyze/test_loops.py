@@ -9,7 +9,7 @@ from memory import builders
 
 from cudakit.memory.analyze.loops import find_loop, is_inside_one_call
 from cudakit.memory.snapshot import Snapshot
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 
 TORCH = "/usr/lib/python3/site-packages/torch/"
 MODULE = Frame("_call_impl", f"{TORCH}nn/modules/module.py", 1750)

@@ -10,7 +10,7 @@ import numpy as np
 from memory.load import files
 
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 
 # The types of the fixtures ``loaded`` and ``refused``.
 Loader: TypeAlias = Callable[..., Snapshot]

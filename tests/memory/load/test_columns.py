@@ -10,7 +10,7 @@ from memory.load.files import GIB, LARGE, MIB, SIDE_STREAM, SMALL, STEP, event, 
 from memory.load.reading import TOP, Loader, only, said, stack, untraced
 
 from cudakit.memory.snapshot import BlockState, SegmentKind
-from cudakit.report.document import Frame
+from cudakit.stacks import Frame
 from cudakit.torch_rules.actions import Action
 
 

@@ -24,7 +24,8 @@ from cudakit.memory.result import MemoryResult
 from cudakit.memory.snapshot import take
 from cudakit.report import console, html
 from cudakit.report.console.frames import stack_line
-from cudakit.report.document import Chart, Document, Frame, Note, Section, Stack, Table, walk
+from cudakit.report.document import Chart, Document, Note, Section, Stack, Table, walk
+from cudakit.stacks import Frame
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cudakit.memory.record.model import HOST, MemoryModel
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import AllocationKind
-from cudakit.trace.trace_file import Frame
 
 MIB = 1 << 20
 BASE = 1 << 40

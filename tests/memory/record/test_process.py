@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from cudakit.memory.record.process import END_MARK, OWN_DOMAIN, ProcessMemory
+from cudakit.stacks import Frame
 from cudakit.trace.events import Alloc, Event, EventBody, Free, Mark, RangePop, RangePush
 from cudakit.trace.kinds import AllocationKind, AllocationLayer
 from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
-from cudakit.trace.trace_file import Frame
 
 MIB = 1 << 20
 BASE = 1 << 40

@@ -19,8 +19,8 @@ from cudakit.memory.record.snapshot_file import (
     read_snapshot,
     write_snapshot,
 )
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import AllocationKind
-from cudakit.trace.trace_file import Frame
 
 MIB = 1 << 20
 TORCH, OTHER = 1 << 40, 1 << 41

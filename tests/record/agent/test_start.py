@@ -55,7 +55,7 @@ static PyObject *watch_program_calls(PyObject *self, PyObject *args) {
     Py_RETURN_FALSE;
 }
 static PyMethodDef methods[] = {
-    {"watch_program_calls", watch_program_calls, METH_NOARGS, 0},
+    {"watch_program_calls", watch_program_calls, METH_VARARGS, 0},
     {"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0},
     {"finish", finish, METH_NOARGS, 0}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", 0, 0, methods, 0, 0, 0, 0};

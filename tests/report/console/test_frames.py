@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cudakit.report.console.frames import stack_line, two_stack_lines
-from cudakit.report.document import Frame, Stack
+from cudakit.report.document import Stack
+from cudakit.stacks import Frame
 
 TORCH = "/opt/venv/lib/python3.12/site-packages/torch/nn/functional.py"
 SITE = Frame("forward", "/home/ada/llm/model/attention.py", 97)

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from cudakit.report import console
 from cudakit.report.console.table import table_lines
-from cudakit.report.document import (
-    Bytes,
-    Column,
-    Count,
-    Document,
-    Frame,
-    Ratio,
-    Stack,
-    Table,
-    Text,
-)
+from cudakit.report.document import Bytes, Column, Count, Document, Ratio, Stack, Table, Text
+from cudakit.stacks import Frame
 from cudakit.units import Unavailable
 
 SITE = Stack(

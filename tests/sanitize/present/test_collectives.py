@@ -19,7 +19,6 @@ from sanitize.sample_races import (
 from sanitize.test_different_calls import call_batch, collective, differences
 
 from cudakit.report import sarif
-from cudakit.report.document import Frame
 from cudakit.sanitize.hints import remedies, smallest_fix
 from cudakit.sanitize.present import brief_sentences, report, title
 from cudakit.sanitize.races import (
@@ -32,6 +31,7 @@ from cudakit.sanitize.races import (
 from cudakit.sanitize.report import Report
 from cudakit.sanitize.result import SanitizeResult
 from cudakit.sanitize.suppressions import suppressions
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind, Precision
 
 NCCL_KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -27,7 +27,7 @@ from sanitize.sample_races import (
 )
 
 from cudakit.report import console, html, sarif
-from cudakit.report.document import Columns, Document, Frame, Note, Section, View
+from cudakit.report.document import Columns, Document, Note, Section, View
 from cudakit.sanitize.present import brief_sentences, report, title
 from cudakit.sanitize.present.races import race_note
 from cudakit.sanitize.races import (
@@ -42,6 +42,7 @@ from cudakit.sanitize.races import (
 from cudakit.sanitize.report import Report
 from cudakit.sanitize.result import FoundRace, SanitizeResult
 from cudakit.sanitize.suppressions import parse_pattern
+from cudakit.stacks import Frame
 from cudakit.trace.kinds import AccessMode, EventKind
 
 CERTAIN = Confidence.CERTAIN
