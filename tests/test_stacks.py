@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from cudakit.stacks import (
     BACKWARD_FRAME,
+    LIBRARY_FILE,
+    TYPED_CODE,
     Frame,
     call_site_index,
     is_backward,
@@ -67,6 +71,19 @@ def test_call_site_is_the_innermost_frame_outside_of_libraries(filename: str) ->
 
     assert is_library(filename)
     assert call_site_index(stack) == 1
+
+
+def test_the_patterns_of_the_recorder_mean_the_same_in_c() -> None:
+    libc = ctypes.CDLL(None)
+    patterns = [ctypes.create_string_buffer(1024) for _ in range(2)]  # larger than any regex_t
+    for compiled, text in zip(patterns, (LIBRARY_FILE, TYPED_CODE), strict=True):
+        assert libc.regcomp(compiled, text.encode(), 1 | 8) == 0  # REG_EXTENDED | REG_NOSUB
+
+    for filename in (*PROGRAM_FILES, *LIBRARY_FILES):
+        is_file_of_library, is_typed = (
+            libc.regexec(compiled, filename.encode(), 0, None, 0) == 0 for compiled in patterns
+        )
+        assert (is_file_of_library and not is_typed) == is_library(filename), filename
 
 
 @pytest.mark.parametrize(
