@@ -29,6 +29,7 @@ import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, ENVIRONMENT_VARIABLES, load_command, program
 from cudakit.cli.bench import SHARED_TITLE, BenchGroup
+from cudakit.cli.bench import load_command as load_benchmark
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, help_records
 from cudakit.cli.run import Launcher
@@ -164,6 +165,8 @@ def program_page() -> str:
 def command_pages(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
     """Yield the page of a command; for a group also the page of each of the group's commands."""
     subcommands = command.commands if isinstance(command, click.Group) else {}
+    if isinstance(command, BenchGroup):
+        subcommands = {subname: load_benchmark(subname) for subname in subcommands}
     context = click.Context(command, info_name=name, parent=program_context())
     yield f"{name}.md", command_page(context)
     for subname, subcommand in subcommands.items():

@@ -15,8 +15,8 @@ from typing import ClassVar, TypeAlias
 
 from cudakit.bench.labels import full_label
 from cudakit.bench.result import BenchResult, CaseResult
+from cudakit.bench.spec import Axis
 from cudakit.bench.stats import ci_over_rounds
-from cudakit.bench.workload import Axis
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable, format_bytes, parse_ratio
 

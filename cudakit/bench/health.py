@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
+from cudakit.bench.case import Verification
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Fields, Limit
+from cudakit.bench.spec import Axis
 from cudakit.bench.warnings import likely_causes
-from cudakit.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
 Health: TypeAlias = Literal["pass", "warn", "fail"]

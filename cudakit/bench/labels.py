@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from cudakit.bench.workload import CUDAKIT, Axis, Workload
+from cudakit.bench.spec import CUDAKIT, Axis
 from cudakit.report.document import Bytes, Text, Value
 from cudakit.units import format_bytes
 
@@ -92,29 +91,25 @@ def short_labels(
         ]
     has_several_benches = len({case.name for case in cases}) > 1
     return [
-        _label(case, shown_axes, with_bench=has_several_benches, with_library=with_library)
+        _label(
+            case.name,
+            case.axes,
+            shown_axes,
+            case.library if with_library else CUDAKIT,
+            with_bench=has_several_benches,
+        )
         for case in cases
     ]
 
 
 def full_label(case: LabelledCase) -> str:
     """Return a label of all axes of a case: ``gemm 8192³ bf16 tn``."""
-    return _label(case, list(case.axes), with_bench=True, with_library=True)
+    return axes_label(case.name, case.axes, case.library)
 
 
-@dataclass(frozen=True, slots=True)
-class _LabelledWorkload:
-    """A workload as a case that a label can name."""
-
-    name: str
-    axes: Mapping[str, Axis]
-    library: str = CUDAKIT
-
-
-def workload_label(workload: Workload, *, omitted_axes: Collection[str] = ()) -> str:
-    """Return a label of all axes of a workload but ``omitted_axes``: ``memory copy 4.00 KiB``."""
-    axes = {name: value for name, value in workload.axes.items() if name not in omitted_axes}
-    return full_label(_LabelledWorkload(workload.name, axes))
+def axes_label(name: str, axes: Mapping[str, Axis], library: str = CUDAKIT) -> str:
+    """Return a label of all of these axes: ``memory copy 4.00 KiB``."""
+    return _label(name, axes, list(axes), library, with_bench=True)
 
 
 def describe_subset(
@@ -141,7 +136,7 @@ def count_cases(count: int) -> str:
 def describe_sizes(cases: Sequence[LabelledCase]) -> str:
     """Return the size or shape of the cases of each bench: ``copy 1.00 GiB, gemm 8192³``."""
     texts = [
-        f"{case.name} {_format_dimensions(case)}"
+        f"{case.name} {_format_dimensions(case.axes)}"
         if DIMENSIONS[0] in case.axes
         else f"{case.name} {format_axis('size_bytes', case.axes['size_bytes'])}"
         for case in cases
@@ -181,25 +176,32 @@ def axis_title(name: str) -> str:
     return _TITLE_BY_AXIS.get(name) or name.removesuffix("_bytes").replace("_", " ")
 
 
-def _label(case: LabelledCase, axes: Sequence[str], *, with_bench: bool, with_library: bool) -> str:
+def _label(
+    name: str,
+    axes: Mapping[str, Axis],
+    shown_axes: Sequence[str],
+    library: str,
+    *,
+    with_bench: bool,
+) -> str:
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
-    call_names_bench = str(case.axes.get("call", "")).startswith(case.name)
-    bench_name = _COMMAND_BY_BENCH.get(case.name, case.name)
-    label_parts = [bench_name] if with_bench and not call_names_bench else []
-    for name in filter(axes.__contains__, case.axes):
-        if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
-            label_parts += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
-        elif (value := case.axes.get(name)) is not None:
-            label_parts.append(_format_with_title(name, value))
-    if with_library and case.library != CUDAKIT:
-        label_parts = [*(label_parts or [case.name]), f"by {case.library}"]
-    return " ".join(label_parts) or case.name
+    call_names_bench = str(axes.get("call", "")).startswith(name)
+    parts = [_COMMAND_BY_BENCH.get(name, name)] if with_bench and not call_names_bench else []
+    for axis, value in axes.items():
+        if axis not in shown_axes:
+            continue
+        if axis in DIMENSIONS and axes.keys() >= set(DIMENSIONS):
+            parts += [_format_dimensions(axes)] if axis == DIMENSIONS[0] else []
+        elif value is not None:
+            parts.append(_format_with_title(axis, value))
+    if library != CUDAKIT:
+        parts = [*(parts or [name]), f"by {library}"]
+    return " ".join(parts) or name
 
 
-def _format_dimensions(case: LabelledCase) -> str:
-    if is_square(case):
-        return f"{case.axes['m']}³"
-    return "×".join(str(case.axes[name]) for name in DIMENSIONS)
+def _format_dimensions(axes: Mapping[str, Axis]) -> str:
+    sizes = [axes[name] for name in DIMENSIONS]
+    return f"{sizes[0]}³" if len(set(sizes)) == 1 else "×".join(map(str, sizes))
 
 
 def _format_with_title(name: str, value: Axis) -> str:

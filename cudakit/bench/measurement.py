@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from cudakit.bench.method import Method
-from cudakit.bench.workload import Axis, Verification, worst_verification
+from cudakit.bench.case import Verification, worst_verification
+from cudakit.bench.spec import Axis, Method
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.units import Unavailable
 

@@ -14,10 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from cudakit.bench.case import Case, Implementation, check_fit
+from cudakit.bench.case import Case, Implementation, UnsupportedCase, Workload, check_fit
 from cudakit.bench.energy import measure_energy
 from cudakit.bench.measurement import Measurement, merge_rounds
-from cudakit.bench.method import Method
 from cudakit.bench.plan import (
     plan_cases,
     plan_method,
@@ -28,13 +27,12 @@ from cudakit.bench.plan import (
 from cudakit.bench.prepare import Progress, WorkloadRun, prepare
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.sample import end_sampling, sample
-from cudakit.bench.spec import Spec
+from cudakit.bench.spec import Method, Spec
 from cudakit.bench.summarize import Machine, summarize_case, summarize_run
 from cudakit.bench.timer import SampleTimer, Timer
 from cudakit.bench.verify import verify
 from cudakit.bench.warm_up import warm_up
 from cudakit.bench.warnings import result_warnings
-from cudakit.bench.workload import UnsupportedCase, Workload
 from cudakit.bench.workloads.graph_costs import graph_costs
 from cudakit.bench.workloads.overlap import copy_overlaps
 from cudakit.errors import CollectiveError, StorageError, Unsupported

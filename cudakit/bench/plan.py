@@ -9,15 +9,12 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from cudakit.bench.case import Case
-from cudakit.bench.method import Method, max_warmup_s
-from cudakit.bench.spec import Spec
+from cudakit.bench.spec import Method, Spec, max_warmup_s
 from cudakit.bench.timer import disabling_variable
 from cudakit.bench.workloads.alloc import alloc_cases
 from cudakit.bench.workloads.copy import copy_cases
 from cudakit.bench.workloads.gds import gds_cases
-from cudakit.bench.workloads.gemm import gemm_cases
 from cudakit.bench.workloads.graph import graph_cases
-from cudakit.bench.workloads.launch import launch_cases
 from cudakit.bench.workloads.memory import memory_cases
 from cudakit.bench.workloads.ops import ops_cases
 from cudakit.bench.workloads.overlap import overlap_cases
@@ -28,11 +25,9 @@ Planner: TypeAlias = Callable[[Any, Gpu], tuple[Case, ...]]
 
 WORKLOADS: Mapping[str, Planner] = MappingProxyType(
     {
-        "gemm": gemm_cases,
         "memory": memory_cases,
         "copy": copy_cases,
         "copy-overlap": overlap_cases,
-        "launch": launch_cases,
         "alloc": alloc_cases,
         "graph": graph_cases,
         "gds": gds_cases,
@@ -58,7 +53,7 @@ _SIMULATED_SAMPLE_S = 10e-6
 
 def plan_cases(spec: Spec, gpu: Gpu) -> tuple[Case, ...]:
     """Return the cases of a Spec. Raises Unsupported if the device does not support any."""
-    return WORKLOADS[spec.bench](spec, gpu)
+    return WORKLOADS[spec.bench](spec, gpu) if spec.bench in WORKLOADS else spec.cases(gpu)
 
 
 def share_budget(

@@ -6,20 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TypeAlias
 
+from cudakit.bench.case import ConfiguredWorkload, PreparedWorkload, UnsupportedCase, Workload
 from cudakit.bench.l2_cache import buffer_sets
-from cudakit.bench.labels import workload_label
+from cudakit.bench.labels import axes_label
 from cudakit.bench.measurement import Reading
-from cudakit.bench.method import Method
 from cudakit.bench.sample_work import BufferRotation
+from cudakit.bench.spec import Axis, Method
 from cudakit.bench.timer import SampleTimer, SampleWork
 from cudakit.bench.verify import verify
-from cudakit.bench.workload import (
-    Axis,
-    ConfiguredWorkload,
-    PreparedWorkload,
-    UnsupportedCase,
-    Workload,
-)
 from cudakit.errors import Unsupported
 from cudakit.units import Unavailable
 
@@ -41,7 +35,7 @@ class WorkloadRun:
         prepared_workload: PreparedWorkload,
         method: Method,
     ) -> None:
-        self.title = workload_label(workload)
+        self.title = axes_label(workload.name, workload.axes)
         self.timer, self.workload, self.prepared_workload, self.method = (
             timer,
             workload,

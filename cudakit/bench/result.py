@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from cudakit.bench.case import Verification
 from cudakit.bench.environment import Environment
 from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Method
 from cudakit.bench.roofline import Limit
+from cudakit.bench.spec import Axis, Method
 from cudakit.bench.stats import Summary
-from cudakit.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
 # Key in the settings of a collective case: bus bandwidth divided by algorithm bandwidth.

@@ -1,23 +1,22 @@
-"""Specs: the options of a bench, one dataclass per bench.
+"""Specs: what to measure and how. A Spec is validated without a device.
 
-A Spec is validated without a device. Before the measurement, plan.py checks whether the device supports it.
+A benchmark is a subclass of Spec. Its fields made by ``option`` are the options of its command, from which
+``cli`` builds those of click; see ``benchmarks`` for how to add one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeAlias, get_args
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, cast
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES
 from cudakit.bench.data_file import BLOCK_BYTES, DataFile
-from cudakit.bench.method import Cache, Method, Mode, Rule
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
 from cudakit.gpu.api.elements import ELEMENTS
-from cudakit.gpu.api.gemm import LIBRARIES, Algorithm, Gemm, GemmSettings, Library
 from cudakit.gpu.api.operations import (
     ARRAY_LIBRARIES,
     ArrayLibraryName,
@@ -25,6 +24,95 @@ from cudakit.gpu.api.operations import (
     OperationLibrary,
 )
 from cudakit.gpu.api.operations import OPERATIONS as ARRAY_OPERATIONS
+
+if TYPE_CHECKING:
+    from cudakit.bench.case import Case
+    from cudakit.bench.result import BenchResult
+
+# The value of a parameter of a case.
+Axis: TypeAlias = str | int | float
+
+# The value of the field ``library`` for workloads that are no baseline.
+CUDAKIT = "cudakit"
+
+# --- The method of a measurement: mode, L2 state, stopping rule, warm-up, rounds -------------------
+
+# A sample is, in mode isolated: one execution between two events; batch: many executions between two events;
+# graph: a graph of many executions between two events; host: host time of the call and a synchronization;
+# call: host time of the call alone, or the mean of several calls.
+Mode: TypeAlias = Literal["isolated", "batch", "graph", "host", "call"]
+
+# The L2 state. rotate: executions use buffer sets in rotation, which together exceed the cache. flush: the
+# cache is overwritten before each sample. hot: all executions use the same buffers.
+Cache: TypeAlias = Literal["rotate", "flush", "hot"]
+
+# device: the time between two events; host: the host time until the device has finished; call: the host time
+# until the call returns.
+Clock: TypeAlias = Literal["device", "host", "call"]
+
+_SETTLING_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The stopping rule of sampling: how many samples, and how long."""
+
+    min_samples: int = 10  # Minimum number of samples.
+    min_time_s: float = 0.5  # Minimum time since the start of the first sample.
+    precision: float = 0.01  # Maximum half-width of the 95% CI, relative to the median.
+    timeout_s: float = 15.0  # Maximum time since the start of the first sample.
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How the samples of one case are measured."""
+
+    mode: Mode  # How a sample is timed.
+    cache: Cache  # L2 state before each sample.
+    warmup_s: float = 0.0  # Minimum or, in a result, actual duration of the warm-up.
+    rule: Rule = field(default_factory=Rule)  # When sampling stops.
+    blocker: bool = True  # Whether a blocking kernel hides the gaps between launches.
+    # Number of rounds. Each has new buffers, because the addresses of buffers affect the speed.
+    rounds: int = 1
+    # Approximate duration of a sample of many executions. It makes the resolution of events, 0.5 us (CUDA
+    # Driver API, cuEventElapsedTime), negligible.
+    sample_s: float = 1e-3
+    # Number of executions per sample; the sample is their mean. In mode "call", the case sets this
+    # number; in the other modes, a trial measurement determines it.
+    executions: int = 1
+    buffer_sets: int = 1  # Number of buffer sets in rotation.
+    # Input data: uniform (in (-1, 1)), normal, int or small integers, bits, zeros, ones, or no (no data).
+    fill: str = "uniform"
+    seed: int = 0  # Seed of the random data.
+    interleaved: tuple[str, ...] = ()  # Libraries or workloads whose samples alternate.
+    # Maximum duration of the warm-up; null: 3 s, or twice the minimum if that is longer.
+    warmup_most_s: float | None = None
+    energy_s: float = 0.0  # Minimum duration of the energy measurement; 0 measures no energy.
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that times the samples of the mode."""
+        return self.mode if self.mode == "host" or self.mode == "call" else "device"
+
+    def differences_from(self, other_method: Method) -> tuple[str, ...]:
+        """Return the differences that make results of two methods incomparable."""
+        return tuple(
+            f"{name}: {_option_text(this_value)} before, {_option_text(other_value)} after"
+            for name in ("mode", "cache", "blocker", "fill")
+            if (this_value := getattr(self, name)) != (other_value := getattr(other_method, name))
+        )
+
+
+def _option_text(value: str | bool) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
+
+
+def max_warmup_s(min_s: float) -> float:
+    """Return the default maximum duration of a warm-up that lasts at least ``min_s``."""
+    return max(_SETTLING_S, 2 * min_s) if min_s else 0.0
+
 
 # The ways to allocate memory with the driver API.
 DRIVER_ALLOCATORS = ("driver", "stream-ordered", "pinned", "virtual")
@@ -36,16 +124,6 @@ DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer
 OVERLAP_DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
 # Work that copies can overlap with.
 OVERLAP_WORK = ("gemm",)
-CALLS = (
-    "launch",
-    "launch-to-start",
-    "launch-to-finish",
-    "launch-back-to-back",
-    "event-record",
-    "stream-synchronize",
-    "event-create-destroy",
-    "stream-create-destroy",
-)
 TOPOLOGIES = ("chain", "fork-join")
 NODE_KINDS = ("kernel", "fill", "copy")
 # Steps of a graph's life. The time of a step ends when its call returns, except for run (device time), and
@@ -72,14 +150,10 @@ PATTERNS = ("sequential", "random")
 # Timings of bench ops: the host time of a call, the GPU time of one execution, and the GPU time of one
 # execution within a CUDA graph.
 TIMINGS = ("host-call", "eager", "graph")
-# Kinds of matrix data; "int" stands for small integers, whose sums are exact.
-FILLS = ("uniform", "normal", "int", "zeros", "ones")
-
 # Measurement modes that a user can choose. Mode "call" is missing, because it only suits latencies.
-_MODES = ("isolated", "batch", "graph", "host")
+MODES = ("isolated", "batch", "graph", "host")
+CACHES = ("rotate", "flush", "hot")
 
-# When GEMMs start on an idle device, clocks take longer to settle than with other work.
-_GEMM_WARMUP_S = 1.0
 # Sizes of copies are multiples of this size, because the kernels that verify copies compare words.
 _WORD_BYTES = 4
 # GPUs settle sooner under collectives than under GEMMs, which draw more power.
@@ -107,31 +181,152 @@ AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
 OpenLibrary: TypeAlias = Callable[[Gpu], OperationLibrary]
 
 
+# --- the options of a command -----------------------------------------------------------------------
+
+# How the text of an option is read. names, counts, sizes (bytes) and elements are comma-separated lists.
+OptionKind: TypeAlias = Literal[
+    "names", "counts", "sizes", "elements", "name", "choice", "int", "bytes", "file", "flag"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a benchmark's command, for the field of the same name."""
+
+    name: str  # "--sizes"
+    help: str
+    kind: OptionKind
+    metavar: str
+    choices: Sequence[
+        str
+    ]  # Values that the shell offers; those of a "choice" are the only valid ones.
+    group: str  # Title of the options in the help among which it is listed; "" for "Options".
+    is_repeatable: bool
+
+
+def option(
+    name: str,
+    help: str,  # noqa: A002
+    *,
+    default: Any = None,
+    kind: OptionKind = "names",
+    metavar: str = "NAME,...",
+    choices: Sequence[str] = (),
+    group: str = "",
+    is_repeatable: bool = False,
+) -> Any:
+    """Return a dataclass field with an option; ``default`` is used if the user does not pass the option."""
+    metadata = Option(name, help, kind, metavar, choices, group, is_repeatable)
+    return field(default=default, metadata={"option": metadata})
+
+
+def sizes_option(meaning: str, *, default: str = "") -> Any:
+    """Return the field of ``--sizes``; the help shows ``default``."""
+    text = (
+        f"{meaning}: a list (64KiB,1MiB), a range that doubles (1MiB..1GiB) or grows by a factor "
+        f"(1KiB..1GiB:4).{f'  [default: {default}]' if default else ''}"
+    )
+    return option("--sizes", text, kind="sizes", metavar="SIZE,...")
+
+
+def mode_option(shown_default: str, *, default: Mode | None = None, group: str = "") -> Any:
+    """Return the field of ``--mode``; the help shows ``shown_default``."""
+    text = (
+        "How a sample is timed: isolated (one execution between two events), batch (many between two "
+        "events), graph (many in a CUDA graph) or host (one, with the host's clock).  "
+        f"[default: {shown_default}]"
+    )
+    return option(
+        "--mode", text, default=default, kind="choice", metavar="MODE", choices=MODES, group=group
+    )
+
+
+def cache_option(shown_default: str, *, default: Cache | None = None, group: str = "") -> Any:
+    """Return the field of ``--cache``; the help shows ``shown_default``."""
+    text = (
+        "L2 state before each sample: rotate (cycle through buffers), flush (overwrite the L2) or hot "
+        f"(operands cached).  [default: {shown_default}]"
+    )
+    return option(
+        "--cache",
+        text,
+        default=default,
+        kind="choice",
+        metavar="STATE",
+        choices=CACHES,
+        group=group,
+    )
+
+
+def options_of(options_class: type) -> Iterator[tuple[str, Option]]:
+    """Yield the field name and the Option of each field with one."""
+    for options_field in fields(options_class):
+        if "option" in options_field.metadata:
+            yield options_field.name, options_field.metadata["option"]
+
+
+# --- Specs ------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """The options that all benches share. Specs raise InputError for invalid values."""
+    """What a benchmark measures, and the options that all benchmarks share.
 
-    bench: ClassVar[str]
-    # Default stopping rule. The user can override each of its values.
-    default_rule: ClassVar[Rule] = Rule()
+    The description of a subclass is that of its command. Specs raise InputError for invalid values.
+    """
+
+    bench: ClassVar[str]  # Name of the benchmark in results.
 
     seed: int = 0  # Seed of random data.
     warmup_s: float = 0.25  # Minimum warm-up time per case.
-    rule: Rule = field(default_factory=Rule)  # Stopping rule of a case.
+    rule: Rule = Rule()  # Stopping rule of a case. The user can override each of its values.
     rounds: int = 5  # Number of groups of samples; each group has new buffers.
     blocker: bool = True  # Whether a blocking kernel hides launch gaps.
     budget_s: float | None = None  # Approximate time for all cases together; None: no budget.
 
     def __post_init__(self) -> None:
-        _check_range("--seed", self.seed, 0, 2**64 - 1)
-        _check_range("--warmup", self.warmup_s, 0, _MAX_WARMUP_S)
-        _check_range("--samples", self.rule.min_samples, 1, _MAX_SAMPLES)
-        _check_range("the minimum sampling time", self.rule.min_time_s, 0, math.inf)
-        _check_range("--rounds", self.rounds, 1, _MAX_ROUNDS)
-        _check_positive("--precision", self.rule.precision)
-        _check_positive("--timeout", self.rule.timeout_s)
+        check_range("--seed", self.seed, 0, 2**64 - 1)
+        check_range("--warmup", self.warmup_s, 0, _MAX_WARMUP_S)
+        check_range("--samples", self.rule.min_samples, 1, _MAX_SAMPLES)
+        check_range("the minimum sampling time", self.rule.min_time_s, 0, math.inf)
+        check_range("--rounds", self.rounds, 1, _MAX_ROUNDS)
+        check_positive("--precision", self.rule.precision)
+        check_positive("--timeout", self.rule.timeout_s)
         if self.budget_s is not None:
-            _check_positive("--budget", self.budget_s)
+            check_positive("--budget", self.budget_s)
+
+    @classmethod
+    def options(cls) -> Iterator[tuple[str, Option]]:
+        """Yield the options of the command, each with the name under which ``from_options`` gets it."""
+        return options_of(cls)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], *, simulated: bool) -> Spec:  # noqa: ARG003
+        """Return the Spec for the options that the user passed; ``simulated``: no real GPU is measured."""
+        return cls.with_rule(options)
+
+    @classmethod
+    def with_rule(cls, options: Mapping[str, Any]) -> Self:
+        """Return a Spec; options that are values of the stopping rule replace those of its default."""
+        rule_names = {field.name for field in fields(Rule)} & options.keys()
+        rule = replace(cls.default_rule(), **{name: options[name] for name in rule_names})
+        return cls(
+            **{name: value for name, value in options.items() if name not in rule_names}, rule=rule
+        )
+
+    @classmethod
+    def default_rule(cls) -> Rule:
+        """Return the stopping rule of a Spec for which none is given."""
+        (rule,) = (field.default for field in fields(cls) if field.name == "rule")
+        return cast(Rule, rule)
+
+    def cases(self, gpu: Gpu) -> tuple[Case, ...]:
+        """Return the cases to measure. Raises Unsupported if the device does not support any."""
+        raise NotImplementedError
+
+    def conclude(self, result: BenchResult, cases: Sequence[Case]) -> BenchResult:  # noqa: ARG002
+        """Return the result with figures that need several of its ``cases``, if there are any."""
+        return result
 
     def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
         """Return the measurement method of a case: the given mode and L2 state, and options of the Spec."""
@@ -162,9 +357,9 @@ class MemorySpec(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        _check_names("operation", self.operations, OPERATIONS)
-        _check_sizes(self.sizes_bytes, WIDTH_BYTES)
-        _check_method(self.mode, self.cache)
+        check_names("operation", self.operations, OPERATIONS)
+        check_sizes(self.sizes_bytes, WIDTH_BYTES)
+        check_method(self.mode, self.cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +378,9 @@ class CopySpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         if self.directions is not None:
-            _check_names("direction", self.directions, DIRECTIONS)
-        _check_sizes(self.sizes_bytes, _WORD_BYTES)
-        _check_method(self.mode or "isolated", self.cache)
+            check_names("direction", self.directions, DIRECTIONS)
+        check_sizes(self.sizes_bytes, _WORD_BYTES)
+        check_method(self.mode or "isolated", self.cache)
         if self.mode == "graph" and any(map(is_pageable, self.directions or ())):
             raise InputError(
                 "copies of pageable memory block the host, so a graph cannot contain them",
@@ -198,41 +393,27 @@ class OverlapSpec(Spec):
     """Options of ``cudakit bench copy --overlap gemm``."""
 
     bench: ClassVar[str] = "copy-overlap"
-    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
-    default_rule: ClassVar[Rule] = Rule(precision=0.02, timeout_s=3.0)
 
     # Each of the five measurements of a case has a warm-up, so each of them can be short.
     warmup_s: float = 0.1
     rounds: int = 2
-    rule: Rule = default_rule
+    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
+    rule: Rule = Rule(precision=0.02, timeout_s=3.0)
     work: str = "gemm"  # Work that runs beside the copies.
     directions: tuple[str, ...] = OVERLAP_DIRECTIONS
     sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        _check_names("work", (self.work,), OVERLAP_WORK)
-        _check_names("direction", self.directions, DIRECTIONS)
+        check_names("work", (self.work,), OVERLAP_WORK)
+        check_names("direction", self.directions, DIRECTIONS)
         for direction in self.directions:
             if direction not in OVERLAP_DIRECTIONS:
                 raise InputError(
                     f"--overlap cannot be measured for --directions {direction}",
                     hint=f"choose from {', '.join(OVERLAP_DIRECTIONS)}",
                 )
-        _check_sizes(self.sizes_bytes, _WORD_BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSpec(Spec):
-    """Options of ``cudakit bench launch``."""
-
-    bench: ClassVar[str] = "launch"
-
-    calls: tuple[str, ...] = CALLS
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        _check_names("call", self.calls, CALLS)
+        check_sizes(self.sizes_bytes, _WORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,10 +432,10 @@ class AllocSpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         if self.allocators is not None:
-            _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
+            check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
         if duplicate_names := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
             raise InputError(f"{duplicate_names[0]!r} is already the name of a driver allocator")
-        _check_sizes(self.sizes_bytes, 1)
+        check_sizes(self.sizes_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,54 +451,12 @@ class GraphSpec(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        _check_names("topology", self.topologies, TOPOLOGIES)
-        _check_names("node type", self.kinds, NODE_KINDS)
-        _check_names("step", self.steps, STEPS)
-        _check_not_empty("nodes", self.nodes)
+        check_names("topology", self.topologies, TOPOLOGIES)
+        check_names("node type", self.kinds, NODE_KINDS)
+        check_names("step", self.steps, STEPS)
+        check_not_empty("nodes", self.nodes)
         for node_count in self.nodes or ():
-            _check_range("--nodes", node_count, 1, _MAX_NODES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmSpec(Spec):
-    """Options of ``cudakit bench gemm``.
-
-    ``library`` is measured; samples of ``baselines`` are interleaved with its samples, on equal data. A GEMM
-    that a library does not support has a result without a time. If no GEMM is supported, the run fails.
-    """
-
-    bench: ClassVar[str] = "gemm"
-
-    warmup_s: float = _GEMM_WARMUP_S
-    gemms: tuple[Gemm, ...]
-    settings: GemmSettings = field(default_factory=GemmSettings)
-    library: Library = "cublaslt"
-    baselines: tuple[Library, ...] = ()
-    fill: str = "uniform"
-    mode: Mode = "batch"
-    cache: Cache = "rotate"
-    # Algorithms to use instead of the library's default algorithms.
-    algorithms: Mapping[Gemm, Algorithm] = field(default_factory=dict)
-    # Names of GEMMs for the report: "llama3-8b qkv".
-    shapes: Mapping[Gemm, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        if not self.gemms:
-            raise InputError("no shape was given", hint="for example: cudakit bench gemm 4096")
-        _check_names("library", (self.library, *self.baselines), LIBRARIES)
-        if duplicate_names := [
-            name for name in self.baselines if (self.library, *self.baselines).count(name) > 1
-        ]:
-            raise InputError(f"{duplicate_names[0]} cannot be compared with itself")
-        _check_names("fill", (self.fill,), FILLS)
-        _check_range("--workspace", self.settings.workspace_bytes, 0, math.inf)
-        _check_method(self.mode, self.cache)
-        if self.algorithms and self.library != "cublaslt":
-            raise InputError(
-                f"tuned algorithms are of cublaslt and cannot be used with --library {self.library}",
-                hint="remove --library",
-            )
+            check_range("--nodes", node_count, 1, _MAX_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,15 +478,15 @@ class NcclSpec(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        _check_names("operation", self.operations, COLLECTIVE_OPERATIONS)
-        _check_names("place", self.places, PLACES)
-        _check_names("data type", self.dtypes, tuple(ELEMENTS))
-        _check_sizes(self.sizes_bytes, 1)
-        _check_method(self.mode, self.cache)
+        check_names("operation", self.operations, COLLECTIVE_OPERATIONS)
+        check_names("place", self.places, PLACES)
+        check_names("data type", self.dtypes, tuple(ELEMENTS))
+        check_sizes(self.sizes_bytes, 1)
+        check_method(self.mode, self.cache)
         if self.cache == "flush":
             raise InputError("collectives have no --cache flush", hint="use --cache rotate")
         for baseline in self.baselines:
-            _check_names("library", (baseline,), COLLECTIVE_BASELINES)
+            check_names("library", (baseline,), COLLECTIVE_BASELINES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,12 +509,12 @@ class GdsSpec(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        _check_names("direction", self.directions, STORAGE_DIRECTIONS)
-        _check_names("pattern", self.patterns, PATTERNS)
-        _check_sizes(self.sizes_bytes, BLOCK_BYTES)
-        _check_not_empty("threads", self.threads)
+        check_names("direction", self.directions, STORAGE_DIRECTIONS)
+        check_names("pattern", self.patterns, PATTERNS)
+        check_sizes(self.sizes_bytes, BLOCK_BYTES)
+        check_not_empty("threads", self.threads)
         for thread_count in self.threads or ():
-            _check_range("--threads", thread_count, 1, _MAX_THREADS)
+            check_range("--threads", thread_count, 1, _MAX_THREADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,16 +539,16 @@ class OpsSpec(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        _check_names("operation", self.operations, ARRAY_OPERATIONS)
-        _check_names("timing", self.timings, TIMINGS)
-        _check_method(None, self.cache)
+        check_names("operation", self.operations, ARRAY_OPERATIONS)
+        check_names("timing", self.timings, TIMINGS)
+        check_method(None, self.cache)
         if self.cache == "flush":
             raise InputError("bench ops has no --cache flush", hint="use --cache rotate")
         for baseline in self.baselines:
-            _check_names("library", (baseline,), ARRAY_LIBRARIES)
-        _check_not_empty("sizes", self.sizes)
+            check_names("library", (baseline,), ARRAY_LIBRARIES)
+        check_not_empty("sizes", self.sizes)
         for element_count in self.sizes or ():
-            _check_range("--sizes", element_count, 1, _MAX_ELEMENTS)
+            check_range("--sizes", element_count, 1, _MAX_ELEMENTS)
 
 
 def is_pageable(direction: str) -> bool:
@@ -417,8 +556,9 @@ def is_pageable(direction: str) -> bool:
     return direction.startswith("pageable")
 
 
-def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
-    _check_not_empty("sizes", sizes_bytes)
+def check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
+    """Raise InputError for sizes that are no positive multiples of a unit."""
+    check_not_empty("sizes", sizes_bytes)
     for size_bytes in sizes_bytes or ():
         if size_bytes <= 0:
             raise InputError(
@@ -433,7 +573,8 @@ def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
             )
 
 
-def _check_names(noun: str, names: Collection[str], valid_names: tuple[str, ...]) -> None:
+def check_names(noun: str, names: Collection[str], valid_names: tuple[str, ...]) -> None:
+    """Raise InputError for no names, and for names that are not valid."""
     hint = f"choose from {', '.join(valid_names)}"
     if not names:
         raise InputError(f"no {noun} was given", hint=hint)
@@ -442,26 +583,30 @@ def _check_names(noun: str, names: Collection[str], valid_names: tuple[str, ...]
             raise InputError(f"unknown {noun} {name!r}", hint=hint)
 
 
-def _check_method(mode: str | None, cache: str | None) -> None:
+def check_method(mode: str | None, cache: str | None) -> None:
+    """Raise InputError for a mode or L2 state that users cannot choose."""
     if mode is not None:
-        _check_names("mode", (mode,), _MODES)
+        check_names("mode", (mode,), MODES)
     if cache is not None:
-        _check_names("cache", (cache,), get_args(Cache))
+        check_names("cache", (cache,), CACHES)
 
 
-def _check_not_empty(noun: str, values: Collection[int] | None) -> None:
+def check_not_empty(noun: str, values: Collection[int] | None) -> None:
+    """Raise InputError for an empty list."""
     if values is not None and not values:
         raise InputError(
             f"the list of {noun} is empty", hint="remove the option to use the default"
         )
 
 
-def _check_positive(option: str, value: float) -> None:
+def check_positive(option: str, value: float) -> None:
+    """Raise InputError for a number that is not above 0."""
     if not 0 < value < math.inf:
         raise InputError(f"{option} is {value:g}; it must be a number above 0")
 
 
-def _check_range(option: str, value: float, low: float, high: float) -> None:
+def check_range(option: str, value: float, low: float, high: float) -> None:
+    """Raise InputError for a number that is not within these limits."""
     if not low <= value <= high or math.isnan(value):
         allowed_range = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
         value_text = f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -6,23 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from cudakit.bench.case import Case, Implementation
-from cudakit.bench.environment import Environment, environment
-from cudakit.bench.l2_cache import is_cold
-from cudakit.bench.measurement import Measurement, Samples
-from cudakit.bench.method import Method
-from cudakit.bench.prepare import WorkloadRun
-from cudakit.bench.result import CaseResult
-from cudakit.bench.roofline import Limit, Work, limit
-from cudakit.bench.stats import Summary, summarize
-from cudakit.bench.verify import reason_to_withhold
-from cudakit.bench.workload import (
-    CUDAKIT,
+from cudakit.bench.case import (
     NOTHING_TO_VERIFY,
-    Axis,
+    Case,
+    Implementation,
     UnsupportedCase,
     Verification,
 )
+from cudakit.bench.environment import Environment, environment
+from cudakit.bench.l2_cache import is_cold
+from cudakit.bench.measurement import Measurement, Samples
+from cudakit.bench.prepare import WorkloadRun
+from cudakit.bench.result import CaseResult
+from cudakit.bench.roofline import Limit, Work, limit
+from cudakit.bench.spec import CUDAKIT, Axis, Method
+from cudakit.bench.stats import Summary, summarize
+from cudakit.bench.verify import reason_to_withhold
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cudakit.bench.case import PreparedWorkload, Verification
 from cudakit.bench.measurement import Samples
 from cudakit.bench.sample_work import BufferRotation
 from cudakit.bench.timer import SampleTimer
-from cudakit.bench.workload import PreparedWorkload, Verification
 from cudakit.units import Unavailable
 
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from cudakit.bench.case import UnsupportedCase, WorkloadWithUntimedWork
 from cudakit.bench.measurement import Reading
-from cudakit.bench.method import max_warmup_s
 from cudakit.bench.prepare import Progress, WorkloadRun
 from cudakit.bench.sample_work import make_sample_work
+from cudakit.bench.spec import max_warmup_s
 from cudakit.bench.timer import SampleWork
-from cudakit.bench.workload import UnsupportedCase, WorkloadWithUntimedWork
 from cudakit.errors import Unsupported
 
 _PILOT_SAMPLES = 3  # Number of samples that estimate the time of one execution.

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cudakit.bench.case import Verification
 from cudakit.bench.environment import Environment, environment
 from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Method
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work, limit
+from cudakit.bench.spec import Method
 from cudakit.bench.summarize import case_result
-from cudakit.bench.workload import Verification
 from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable

@@ -12,7 +12,7 @@ from cudakit.bench.labels import (
     short_labels,
 )
 from cudakit.bench.result import CaseResult
-from cudakit.bench.workload import Axis
+from cudakit.bench.spec import Axis
 
 
 def gemm_with_shape(m: int, n: int, k: int, **other_axes: Axis) -> CaseResult:

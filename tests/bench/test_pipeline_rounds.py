@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from bench.workloads import Busy, Copy, busy_device, stamps_at
 
+from cudakit.bench.case import Workload
 from cudakit.bench.energy import measure_energy
 from cudakit.bench.measurement import Measurement
-from cudakit.bench.method import Method, Mode, Rule
 from cudakit.bench.pipeline import Outcome, measure_case, no_progress
 from cudakit.bench.prepare import prepare
+from cudakit.bench.spec import Method, Mode, Rule
 from cudakit.bench.timer import Timer
 from cudakit.bench.warm_up import warm_up
-from cudakit.bench.workload import Workload
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim

@@ -11,8 +11,8 @@ from bench.example_results import (
     result,
 )
 
+from cudakit.bench.case import Verification
 from cudakit.bench.measurement import Samples
-from cudakit.bench.workload import Verification
 from cudakit.report.json import render
 from cudakit.units import Unavailable
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cudakit.bench.case import Case
+from cudakit.bench.case import Case, Verification
 from cudakit.bench.health import SkippedBench
 from cudakit.bench.suite import SuiteSpec, check_health, suite_cases
-from cudakit.bench.workload import Verification
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.facts import Telemetry

@@ -9,7 +9,7 @@ import pytest
 
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
-from cudakit.bench.workloads.gemm_operands import (
+from cudakit.bench.gemm_check import (
     OperandSets,
     Slab,
     fill_operands,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudakit.bench.case import Verification
 from cudakit.bench.pipeline import run
 from cudakit.bench.plan import WORKLOADS
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import OPERATIONS, MemorySpec
-from cudakit.bench.workload import Verification
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.host_kernels import registered_kernels
 from cudakit.gpu.sim import Launch, Sim

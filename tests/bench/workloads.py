@@ -11,7 +11,7 @@ import numpy as np
 from cudakit.arrays.bandwidth import Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
-from cudakit.bench.workload import Verification
+from cudakit.bench.case import Verification
 from cudakit.gpu.api import LEGACY, Gpu, Kernel, Ptr, Stream
 from cudakit.gpu.api.host_kernels import HostKernel
 from cudakit.gpu.sim import Launch, Sim

@@ -17,6 +17,8 @@ from invocation import Cli, CliRun, run_cli
 from profile_synthetic import Program
 
 from cudakit.cli import COMMANDS, load_command, program
+from cudakit.cli.bench import BenchGroup
+from cudakit.cli.bench import load_command as load_benchmark
 from cudakit.cli.options import Command, Option, Value
 from cudakit.cli.run.race_report import FORMATS
 
@@ -80,7 +82,8 @@ def commands() -> Iterator[tuple[str, click.Command]]:
         command = load_command(name)
         if isinstance(command, click.Group):
             for inner, member in command.commands.items():
-                yield f"{name} {inner}", member
+                is_bench = isinstance(command, BenchGroup)
+                yield f"{name} {inner}", load_benchmark(inner) if is_bench else member
         else:
             yield name, command
 
@@ -399,7 +402,7 @@ def test_documented_command_line_is_valid(page: str, line: str) -> None:
     command, parent = load_command(words[0]), program.make_context("cudakit", [words[0]])
     rest = words[1:]
     if isinstance(command, click.Group) and rest and rest[0] in command.commands:
-        command, rest = command.commands[rest[0]], rest[1:]
+        command, rest = ALL[" ".join(words[:2])], rest[1:]
     with parent:
         command.make_context(words[0], rest, parent=parent)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cudakit.arrays.compare import Compare
+from cudakit.bench.case import allocate
 from cudakit.bench.collectives.patterns import (
     PERIOD,
     Pattern,
@@ -24,7 +25,6 @@ from cudakit.bench.collectives.patterns import (
     input_chunks,
 )
 from cudakit.bench.timer import CapturedWork, SampleWork, Timer
-from cudakit.bench.workload import allocate
 from cudakit.bench.workloads.checks import POISON
 from cudakit.errors import CollectiveError, CudakitError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream

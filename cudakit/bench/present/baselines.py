@@ -11,8 +11,8 @@ import numpy as np
 from cudakit.bench.labels import short_labels
 from cudakit.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.bench.result import CaseResult
+from cudakit.bench.spec import CUDAKIT
 from cudakit.bench.stats import ci_over_rounds
-from cudakit.bench.workload import CUDAKIT
 from cudakit.report.axis import Axis, tight_axis
 from cudakit.report.document import (
     Array,

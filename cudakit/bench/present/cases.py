@@ -21,8 +21,8 @@ from cudakit.bench.present.baselines import (
     relative_rate,
 )
 from cudakit.bench.result import CaseResult
+from cudakit.bench.spec import CUDAKIT, Axis
 from cudakit.bench.stats import Summary
-from cudakit.bench.workload import CUDAKIT, Axis
 from cudakit.report.document import Column, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, capitalized, format_ratio
 

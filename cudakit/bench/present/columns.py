@@ -15,8 +15,8 @@ import numpy as np
 from cudakit.bench.environment import Environment
 from cudakit.bench.labels import axis_names, called_library, short_labels
 from cudakit.bench.result import CaseResult
+from cudakit.bench.spec import Axis
 from cudakit.bench.stats import Summary
-from cudakit.bench.workload import Axis
 from cudakit.report.document import Array, Columns
 from cudakit.units import Unavailable
 

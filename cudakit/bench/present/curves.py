@@ -17,7 +17,7 @@ from cudakit.bench.labels import (
 from cudakit.bench.present.columns import limit_s, number
 from cudakit.bench.present.sweep import draw_sweep
 from cudakit.bench.result import CaseResult, GraphCosts
-from cudakit.bench.workload import CUDAKIT
+from cudakit.bench.spec import CUDAKIT
 from cudakit.report.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
 

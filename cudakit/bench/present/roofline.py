@@ -14,7 +14,7 @@ from cudakit.bench.present.cases import rate
 from cudakit.bench.present.columns import number
 from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Limit
-from cudakit.bench.workload import CUDAKIT
+from cudakit.bench.spec import CUDAKIT
 from cudakit.report.axis import Axis, log_axis
 from cudakit.report.document import (
     Array,

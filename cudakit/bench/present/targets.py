@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from cudakit.bench.present.baselines import RelativeRate, measured_baselines, ratio_to
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import TIMINGS
-from cudakit.bench.workload import CUDAKIT
+from cudakit.bench.spec import CUDAKIT, TIMINGS
 from cudakit.gpu.api.operations import TARGET_ELEMENTS
 from cudakit.report.document import Column, Node, Section, Table, Text, Value
 from cudakit.units import Unavailable

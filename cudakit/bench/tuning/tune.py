@@ -10,7 +10,7 @@ from functools import partial
 from statistics import median
 
 from cudakit.bench.case import Case, check_fit
-from cudakit.bench.method import Method
+from cudakit.bench.gemm import GemmSpec, GemmWorkload
 from cudakit.bench.pipeline import (
     garbage_collection_off,
     no_progress,
@@ -19,14 +19,13 @@ from cudakit.bench.pipeline import (
 )
 from cudakit.bench.plan import plan_cases
 from cudakit.bench.prepare import Progress
-from cudakit.bench.spec import GemmSpec
+from cudakit.bench.spec import Method
 from cudakit.bench.stats import autocorrelation_time, median_ci
 from cudakit.bench.timer import Timer, disabling_variable
 from cudakit.bench.tuning.candidates import Candidates, candidates
 from cudakit.bench.tuning.search import DEFAULT_CANDIDATE, Limits, Outcome, search
 from cudakit.bench.tuning.trials import AlgorithmTrials
 from cudakit.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, UntunedGemm
-from cudakit.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import NOT_QUERIED

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from cudakit.bench.method import Method
+from cudakit.bench.case import Verification
+from cudakit.bench.spec import Method
 from cudakit.bench.tuning.search import Limits, StopReason
-from cudakit.bench.workload import Verification
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library

@@ -9,9 +9,8 @@ from types import MappingProxyType
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
-from cudakit.bench.case import Case
+from cudakit.bench.case import Case, PreparedLatency, Verification
 from cudakit.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocatorFactory, AllocSpec
-from cudakit.bench.workload import PreparedLatency, Verification
 from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
 
 _SIZES_BYTES = (512, 64 << 10, 1 << 20, 32 << 20, 1 << 30)

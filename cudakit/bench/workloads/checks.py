@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cudakit.arrays.bandwidth import SENTINEL
 from cudakit.arrays.compare import Compare
-from cudakit.bench.workload import Verification, verification
+from cudakit.bench.case import Verification, verification
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.elements import FP32
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
-from cudakit.bench.workload import allocate, create_event, create_stream
+from cudakit.bench.case import allocate, create_event, create_stream
 from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr, Stream
 
 # Number of parallel branches of a fork-join; further nodes extend the branches.

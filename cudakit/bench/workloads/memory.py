@@ -11,11 +11,10 @@ import numpy as np
 from cudakit.arrays.bandwidth import SENTINEL, WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
-from cudakit.bench.case import Case
+from cudakit.bench.case import Case, Verification, allocate, worst_verification
 from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import MemorySpec
-from cudakit.bench.workload import Verification, allocate, worst_verification
 from cudakit.bench.workloads.checks import (
     POISON,
     Buffers,

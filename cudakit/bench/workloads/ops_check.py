@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.bench.workload import Verification, verification, worst_verification
+from cudakit.bench.case import Verification, verification, worst_verification
 from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import FP32

@@ -11,8 +11,9 @@ from cudakit.arrays.elementwise import ElementwiseProgram
 from cudakit.arrays.launch import NO_SCRATCH, LaunchPlan, PlannedKernels, arguments_of
 from cudakit.arrays.reduction import ReductionProgram
 from cudakit.arrays.softmax import plan_softmax
-from cudakit.bench.workload import CUDAKIT, allocate
-from cudakit.bench.workloads.gemm_operands import OperandSet
+from cudakit.bench.case import allocate
+from cudakit.bench.gemm_check import OperandSet
+from cudakit.bench.spec import CUDAKIT
 from cudakit.errors import MissingDependency, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView

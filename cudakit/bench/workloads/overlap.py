@@ -10,23 +10,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
-from cudakit.bench.case import Case
-from cudakit.bench.labels import MEASUREMENT_AXIS
-from cudakit.bench.result import CaseResult, CopyOverlap
-from cudakit.bench.spec import OverlapSpec, is_pageable
-from cudakit.bench.timer import MAX_QUEUED
-from cudakit.bench.workload import (
-    CUDAKIT,
-    Axis,
+from cudakit.bench.case import (
+    Case,
     PreparedWorkload,
     Verification,
     create_event,
     create_stream,
     worst_verification,
 )
+from cudakit.bench.gemm import GemmWorkload
+from cudakit.bench.gemm_check import operand_bytes
+from cudakit.bench.labels import MEASUREMENT_AXIS
+from cudakit.bench.result import CaseResult, CopyOverlap
+from cudakit.bench.spec import CUDAKIT, Axis, OverlapSpec, is_pageable
+from cudakit.bench.timer import MAX_QUEUED
 from cudakit.bench.workloads.copy import Copy, count_buffers
-from cudakit.bench.workloads.gemm import GemmWorkload
-from cudakit.bench.workloads.gemm_operands import operand_bytes
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 from cudakit.units import Unavailable

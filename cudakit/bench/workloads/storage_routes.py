@@ -8,8 +8,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol
 
+from cudakit.bench.case import create_stream
 from cudakit.bench.data_file import DataFile
-from cudakit.bench.workload import Axis, create_stream
+from cudakit.bench.spec import Axis
 from cudakit.errors import StorageError
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.storage import StoragePath

@@ -1,25 +1,101 @@
-"""``cudakit bench``: benchmark a GPU."""
+"""``cudakit bench``: benchmark a GPU. The command of a benchmark is built when it is used."""
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
 import click
 
-from cudakit.cli.bench.compare import compare
-from cudakit.cli.bench.gds import gds
-from cudakit.cli.bench.gemm import gemm
-from cudakit.cli.bench.nccl import nccl
-from cudakit.cli.bench.ops import ops
-from cudakit.cli.bench.options import EFFORT_OPTIONS, MEASUREMENT
-from cudakit.cli.bench.suite import suite
-from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory
+from cudakit.bench.benchmarks import BENCHMARKS, spec_class
+from cudakit.cli.bench.measure import FORMATS, measure_spec
+from cudakit.cli.bench.options import (
+    EFFORT_OPTIONS,
+    HELP_BY_TITLE,
+    MEASUREMENT,
+    make_spec,
+    spec_options,
+)
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import help_records, with_options
+from cudakit.cli.options import (
+    Command,
+    gpu_option,
+    help_records,
+    output_options,
+    with_options,
+)
+from cudakit.cli.output import OutputOptions
+
+if TYPE_CHECKING:
+    from cudakit.bench.spec import Allocator
+    from cudakit.gpu.api import Gpu
 
 SHARED_TITLE = f"{MEASUREMENT} options of every benchmark except suite"
 
+# Commands with more than a Spec, by name: where the command is.
+_COMMANDS = {
+    "alloc": "cudakit.cli.bench.workloads:alloc",
+    "compare": "cudakit.cli.bench.compare:compare",
+    "copy": "cudakit.cli.bench.workloads:copy",
+    "gds": "cudakit.cli.bench.gds:gds",
+    "gemm": "cudakit.cli.bench.gemm:gemm",
+    "graph": "cudakit.cli.bench.workloads:graph",
+    "memory": "cudakit.cli.bench.workloads:memory",
+    "nccl": "cudakit.cli.bench.nccl:nccl",
+    "ops": "cudakit.cli.bench.ops:ops",
+    "suite": "cudakit.cli.bench.suite:suite",
+}
+_SUMMARIES = {
+    "compare": "Compare two results: faster, slower or the same?",
+    "suite": "Health check: does this GPU perform as expected of its model?",
+    **{name: summary for name, (_, summary) in BENCHMARKS.items() if summary},
+}
+
+
+def load_command(name: str) -> click.Command:
+    """Return a command: one with a module of its own, or that of a Spec."""
+    if name in _COMMANDS:
+        module, _, attribute = _COMMANDS[name].partition(":")
+        return cast(click.Command, getattr(import_module(module), attribute))
+    measured = spec_class(name)
+
+    @click.command(
+        name,
+        cls=Command,
+        help=measured.__doc__,
+        help_by_title=HELP_BY_TITLE,
+        short_help=_SUMMARIES[name],
+    )
+    @partial(with_options, (*spec_options(measured), gpu_option, *EFFORT_OPTIONS))
+    @output_options(FORMATS)
+    def command(*, gpu: str, output: OutputOptions, **options: Any) -> int:
+        return measure_spec(make_spec(measured, gpu, options, **_given(name)), gpu, output)
+
+    return command
+
+
+def _given(name: str) -> dict[str, Any]:
+    """Return what the Spec of a benchmark needs from other packages."""
+    return {"other_allocators": {"caching": _caching_allocator}} if name == "alloc" else {}
+
+
+def _caching_allocator(gpu: Gpu) -> Allocator:
+    from cudakit.allocator.allocator import CachingAllocator
+    from cudakit.allocator.upstream import GpuUpstream
+
+    return CachingAllocator(GpuUpstream(gpu))
+
 
 class BenchGroup(click.Group):
-    """A group whose help describes the options that its commands share."""
+    """A group that imports a command when it is used, and whose help describes the shared options."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Load the command that a stub stands for, and return it."""
+        name, stub, remaining_args = super().resolve_command(ctx, args)
+        return name, load_command(name) if name and stub else stub, remaining_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands first, then the shared options."""
@@ -33,7 +109,14 @@ class BenchGroup(click.Group):
         return help_records(reversed(vars(options_holder)["__click_params__"]), ctx)
 
 
-@click.group(cls=BenchGroup, invoke_without_command=True, no_args_is_help=False)
+@click.group(
+    cls=BenchGroup,
+    commands={
+        name: click.Command(name, short_help=summary) for name, summary in _SUMMARIES.items()
+    },
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
 @click.pass_context
 def bench(context: click.Context) -> None:
     """Benchmark this GPU against its theoretical peak.
@@ -51,7 +134,3 @@ def bench(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(ExitCode.USAGE)
-
-
-for _command in (gemm, memory, copy, launch, alloc, graph, ops, nccl, gds, suite, compare):
-    bench.add_command(_command)

@@ -114,7 +114,7 @@ def _command() -> tuple[str, ...]:
 
 def exit_code(result: BenchResult) -> ExitCode:
     """Return FINDINGS for wrong values, ENVIRONMENT for a failure, INTERRUPTED for an incomplete result."""
-    from cudakit.bench.workload import Verification
+    from cudakit.bench.case import Verification
 
     verifications = [case.verification for case in result.results]
     if any(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from cudakit.cli.options import (
+    FILE,
     Decorator,
     Seconds,
     Value,
@@ -32,12 +33,14 @@ class Effort:
         """Return the arguments of a Spec class; values of the rule that were not passed keep its defaults."""
         return {
             **self.spec_options,
-            "rule": replace(spec_class.default_rule, **self.rule_options),
+            "rule": replace(spec_class.default_rule(), **self.rule_options),
         }
 
 
 if TYPE_CHECKING:
-    from cudakit.bench.spec import Spec
+    from cudakit.bench.spec import Option, Spec
+
+_Spec = TypeVar("_Spec", bound="Spec")
 
 _ELEMENT_UNITS = {"K": 1000, "M": 1000**2, "G": 1000**3}
 _MAX_SIZES = 64  # maximum number of sizes in a range
@@ -45,7 +48,11 @@ _MAX_SIZES = 64  # maximum number of sizes in a range
 
 def passed_options(**options: Any) -> dict[str, Any]:
     """Return the options that the user passed; the Spec has defaults for the others."""
-    return {name: value for name, value in options.items() if value not in (None, ())}
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value != ()
+    }
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -240,11 +247,61 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rule_options = {
             name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")
         }
-        passed_spec_options = passed_options(
-            **spec_options, blocker=False if options.pop("no_blocker") else None
-        )
+        passed_spec_options = passed_options(**spec_options)
+        if options.pop("no_blocker"):
+            passed_spec_options["blocker"] = False
         return command(
             effort=Effort(passed_spec_options, passed_options(**rule_options)), **options
         )
 
     return with_options(EFFORT_OPTIONS, call_with_options)
+
+
+def make_spec(spec_class: type[_Spec], gpu: str, options: dict[str, Any], **given: Any) -> _Spec:
+    """Return a Spec of the options of the command line; ``given`` comes from other packages."""
+    passed = passed_options(**options)
+    if passed.pop("no_blocker", False):
+        passed["blocker"] = False
+    spec = spec_class.from_options(passed | given, simulated=gpu.startswith("sim"))
+    return cast(_Spec, spec)
+
+
+def spec_options(spec_class: type[Spec]) -> tuple[Decorator, ...]:
+    """Return the options of click for those of a Spec."""
+    return tuple(_click_option(name, spec_option) for name, spec_option in spec_class.options())
+
+
+def _click_option(field_name: str, spec_option: Option) -> Decorator:
+    attributes: dict[str, Any] = {"metavar": spec_option.metavar}
+    match spec_option.kind:
+        case "flag":
+            attributes = {"is_flag": True}
+        case "choice":
+            attributes["type"] = click.Choice(spec_option.choices)
+        case "int":
+            attributes["type"] = int
+        case "file":
+            attributes["type"] = FILE
+        case "bytes":
+            attributes["type"] = byte_size
+        case "name":
+            attributes["type"] = Value(spec_option.choices)
+        case kind:
+            is_list = kind == "names"
+            attributes["type"] = Value(spec_option.choices, _LIST_PARSERS[kind], is_list=is_list)
+    add_option = option(
+        spec_option.name,
+        field_name,
+        help=spec_option.help,
+        multiple=spec_option.is_repeatable,
+        **attributes,
+    )
+    return option_group(spec_option.group, add_option)[0] if spec_option.group else add_option
+
+
+_LIST_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "names": parse_names,
+    "counts": parse_counts,
+    "sizes": parse_sizes,
+    "elements": parse_elements,
+}

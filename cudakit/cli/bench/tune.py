@@ -27,7 +27,7 @@ from cudakit.cli.output import (
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
-    from cudakit.bench.spec import GemmSpec
+    from cudakit.bench.gemm import GemmSpec
     from cudakit.bench.tuning.search import Limits
     from cudakit.bench.tuning.torch_csv import TorchCsv
     from cudakit.bench.tuning.tuned import Tuned

@@ -106,37 +106,6 @@ def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
     return CopySpec(**passed_options(**options), **effort.arguments(CopySpec))
 
 
-@_benchmark("Latency of launches, events, waits and streams.")
-@option(
-    "--calls",
-    type=name_list("cudakit.bench.spec:CALLS"),
-    metavar="NAME,...",
-    help="Calls: launch, launch-to-start, launch-to-finish, launch-back-to-back, event-record, "
-    "stream-synchronize, event-create-destroy, stream-create-destroy.  [default: all]",
-)
-@measuring
-def launch(*, effort: Effort, **options: Any) -> Spec:
-    """Measure the latency of launches and waits, and of the creation of events and streams.
-
-    The calls:
-
-    \b
-    launch               the host time of one launch
-    launch-to-start      from the launch until the host sees the first
-                         write of the kernel
-    launch-to-finish     from the launch until the stream is synchronized
-    launch-back-to-back  the device time per kernel of many launches
-    other calls          the host time of the call
-
-    \b
-    cudakit bench launch
-    cudakit bench launch --calls launch,launch-to-finish
-    """
-    from cudakit.bench.spec import LaunchSpec
-
-    return LaunchSpec(**passed_options(**options), **effort.arguments(LaunchSpec))
-
-
 @_benchmark("Latency of memory allocation and free.")
 @option(
     "--allocators",

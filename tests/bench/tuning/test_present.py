@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from bench.tuning.tunings import DEFAULT, FASTER, GEMM, tuned, tuned_gemm, untuned_gemm
 
+from cudakit.bench.case import Verification
 from cudakit.bench.tuning.present import describe_gemm, present_tuned
 from cudakit.bench.tuning.torch_csv import TorchCsv
 from cudakit.bench.tuning.tuned import Tuned, UntunedGemm
-from cudakit.bench.workload import Verification
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.report import console
 from cudakit.report.document import Document, Note, Table

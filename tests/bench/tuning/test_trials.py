@@ -9,12 +9,12 @@ import pytest
 from bench.tuning.faulty import Faults, FaultySim
 from bench.tuning.test_tune import EQUAL, GAINS, QUICK, spec
 
-from cudakit.bench.method import Method
+from cudakit.bench.gemm import GemmWorkload
+from cudakit.bench.spec import Method
 from cudakit.bench.timer import Timer
 from cudakit.bench.tuning.trials import AlgorithmTrials
 from cudakit.bench.tuning.tune import tune
 from cudakit.bench.tuning.tuned import TunedGemm
-from cudakit.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cudakit.bench.spec import GemmSpec
+from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.tuning.search import Limits
 from cudakit.bench.tuning.tune import tune, tuning_machine
 from cudakit.bench.tuning.tuned import Tuned

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from invocation import Cli
 
 from cudakit.bench import spec
+from cudakit.bench.launch import CALLS
 from cudakit.bench.present.notes import notes
 from cudakit.bench.spec import DRIVER_ALLOCATORS
 from cudakit.cli.bench.options import parse_counts, parse_names, parse_sizes
@@ -62,7 +63,7 @@ def test_lists_have_no_duplicates() -> None:
     [
         ("memory", spec.OPERATIONS),
         ("copy", spec.DIRECTIONS),
-        ("launch", spec.CALLS),
+        ("launch", CALLS),
         ("alloc", DRIVER_ALLOCATORS),
         ("graph", (*spec.TOPOLOGIES, *spec.STEPS)),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from cudakit.bench.spec import GemmSpec
+from cudakit.bench.gemm import GemmSpec
 from cudakit.cli.bench.tune import TuneOptions, tune_options, use_tuned
 from cudakit.cli.bench.tune import tune as search
 from cudakit.cli.failure import ExitCode

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.bench.workloads.gemm_check import (
+from cudakit.bench.gemm_check import (
     epilogue,
     roundoff,
     stratified_sample,

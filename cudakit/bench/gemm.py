@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
+from typing import Any, ClassVar
 
 from cudakit.arrays.fill import Fill
-from cudakit.bench.case import Case
-from cudakit.bench.l2_cache import l2_size_bytes, work_of_peak
-from cudakit.bench.method import Method, Rule
-from cudakit.bench.roofline import Work, matrix_kind
-from cudakit.bench.spec import GemmSpec
-from cudakit.bench.workload import Axis, Verification, worst_verification
-from cudakit.bench.workloads.gemm_check import Checker
-from cudakit.bench.workloads.gemm_operands import (
+from cudakit.bench.case import Case, Verification, worst_verification
+from cudakit.bench.gemm_check import (
+    Checker,
     OperandSet,
     OperandSets,
     fill_operands,
     make_operands,
     operand_bytes,
 )
+from cudakit.bench.gemm_shapes import FILLS, GemmOptions
+from cudakit.bench.l2_cache import l2_size_bytes, work_of_peak
+from cudakit.bench.roofline import Work, matrix_kind
+from cudakit.bench.spec import (
+    Axis,
+    Cache,
+    Method,
+    Mode,
+    Option,
+    Rule,
+    Spec,
+    check_method,
+    check_names,
+    check_range,
+    options_of,
+)
+from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
+    LIBRARIES,
     MAX_SIMULATED_EDGE,
     Algorithm,
     Gemm,
@@ -58,27 +73,105 @@ _EDGE_STEP = 256  # A recommended GEMM shape is a multiple of this size.
 _AXES = ("dtype", "m", "n", "k", "layout")
 
 
-def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return one case per GEMM of the Spec."""
-    fields = gpu.facts().fields
-    return tuple(_case(spec, gemm, fields, simulated=gpu.simulated) for gemm in spec.gemms)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmSpec(Spec):
+    """Measure GEMMs of a library against the theoretical peak of the GPU.
+
+    A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. The default is 1024, 4096 and 8192.
+    With --gpu sim, the default is 256, 384 and 512, and the largest shape about 2048. Matrices are
+    column-major, as in BLAS. Results are verified in float64; no time is reported for wrong results and
+    unsupported cases.
+
+    \b
+    cudakit bench gemm
+    cudakit bench gemm 8192 --dtype bf16,fp8_e4m3 --vs torch -o gemm.html
+    cudakit bench gemm --preset llama3-70b --epilogue bias
+    cudakit bench gemm --shapes shapes.csv --layout tn,nn --json
+    cudakit bench gemm --preset llama3-8b --tune -o tuned.json
+    """
+
+    bench: ClassVar[str] = "gemm"
+
+    # When GEMMs start on an idle device, clocks take longer to settle than with other work.
+    warmup_s: float = 1.0
+    gemms: tuple[Gemm, ...]
+    settings: GemmSettings = field(default_factory=GemmSettings)
+    # ``library`` is measured; samples of ``baselines`` are interleaved with its samples, on equal data.
+    # A GEMM that a library lacks has a result without a time. If no GEMM is supported, the run fails.
+    library: Library = "cublaslt"
+    baselines: tuple[Library, ...] = ()
+    fill: str = "uniform"
+    mode: Mode = "batch"
+    cache: Cache = "rotate"
+    # Algorithms to use instead of the library's default algorithms.
+    algorithms: Mapping[Gemm, Algorithm] = field(default_factory=dict)
+    # Names of GEMMs for the report: "llama3-8b qkv".
+    shapes: Mapping[Gemm, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if not self.gemms:
+            raise InputError("no shape was given", hint="for example: cudakit bench gemm 4096")
+        libraries = (self.library, *self.baselines)
+        check_names("library", libraries, LIBRARIES)
+        if repeated_names := [name for name in self.baselines if libraries.count(name) > 1]:
+            raise InputError(f"{repeated_names[0]} cannot be compared with itself")
+        check_names("fill", (self.fill,), FILLS)
+        check_range("--workspace", self.settings.workspace_bytes, 0, math.inf)
+        check_method(self.mode, self.cache)
+        if self.algorithms and self.library != "cublaslt":
+            raise InputError(
+                f"tuned algorithms are of cublaslt and cannot be used with --library {self.library}",
+                hint="remove --library",
+            )
+
+    @classmethod
+    def options(cls) -> Iterator[tuple[str, Option]]:
+        return options_of(GemmOptions)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], *, simulated: bool) -> GemmSpec:
+        names = {field.name for field in fields(GemmOptions)}
+        request = GemmOptions(**{name: options[name] for name in names & options.keys()})
+        gemms, settings = request.gemms(simulated=simulated), request.settings()
+        if settings.fast_accumulate and not any(gemm.dtype.startswith("fp8") for gemm in gemms):
+            raise UsageError(
+                "--fast-accumulate needs a data type of fp8",
+                hint="see cudakit bench gemm --help",
+            )
+        # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
+        spec_options: dict[str, Any] = {"cache": "hot"} if simulated else {}
+        spec_names = {field.name for field in fields(cls)}
+        return cls.with_rule(
+            spec_options
+            | {name: options[name] for name in options if name in spec_names or name not in names}
+            | {
+                "gemms": tuple(gemms),
+                "shapes": {gemm: shape for gemm, shape in gemms.items() if shape},
+                "settings": settings,
+                "baselines": tuple(dict.fromkeys(chain.from_iterable(request.baselines))),
+            }
+        )
+
+    def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
+        """Return one case per GEMM."""
+        facts = gpu.facts().fields
+        return tuple(_case(self, gemm, facts, simulated=gpu.simulated) for gemm in self.gemms)
 
 
 def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated: bool) -> Case:
     kind = matrix_kind(gemm.dtype, fields)
     shape_settings = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
-    default_workload = GemmWorkload(
-        gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm)
+    work = work_of_peak(
+        Work(gemm.operations, kind, gemm.bytes_moved),
+        spec.cache,
+        l2_bytes=l2_size_bytes(fields),
+        footprint_bytes=operand_bytes(gemm),
     )
     return Case(
-        default_workload,
+        GemmWorkload(gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm)),
         _method(spec),
-        work_of_peak(
-            Work(gemm.operations, kind, gemm.bytes_moved),
-            spec.cache,
-            l2_bytes=l2_size_bytes(fields),
-            footprint_bytes=operand_bytes(gemm),
-        ),
+        work,
         other_buffer_bytes=_needed_bytes(spec, gemm),
         describe_fitting=partial(_describe_fitting_gemm, spec, gemm, simulated),
         baselines=tuple(

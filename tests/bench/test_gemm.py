@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from bench.spoiled_blas import Run, Spoil, Spoiled
 
-from cudakit.bench.case import check_fit
-from cudakit.bench.method import Rule
+from cudakit.bench.case import Verification, check_fit
+from cudakit.bench.gemm import GemmSpec, GemmWorkload, describe_algorithm
+from cudakit.bench.gemm_shapes import FILLS
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Limit, Work
-from cudakit.bench.spec import FILLS, GemmSpec
-from cudakit.bench.workload import Verification
-from cudakit.bench.workloads.gemm import GemmWorkload, describe_algorithm, gemm_cases
+from cudakit.bench.spec import Rule
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings
@@ -311,7 +310,7 @@ def test_unsupported_is_raised_if_no_library_supports_gemm() -> None:
 
 
 def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
-    yield from gemm_cases(spec(*gemms, **options), gpu)
+    yield from spec(*gemms, **options).cases(gpu)
 
 
 HUGE_GEMM = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)

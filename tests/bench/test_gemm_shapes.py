@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.bench.workloads.gemm_shapes import (
+from cudakit.bench.gemm_shapes import (
     PRESETS,
     Shape,
     default_shapes,

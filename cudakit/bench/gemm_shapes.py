@@ -1,14 +1,26 @@
-"""Shapes of GEMMs: parsing of command-line text and files, and presets."""
+"""The options of ``cudakit bench gemm``: shapes from text, files and presets, and their GEMMs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from cudakit.errors import InputError
+from cudakit.bench.spec import Cache, Mode, cache_option, mode_option, option
+from cudakit.errors import InputError, UsageError
+from cudakit.gpu.api.gemm import (
+    DATA_TYPES,
+    EPILOGUES,
+    LAYOUTS,
+    LIBRARIES,
+    Gemm,
+    GemmSettings,
+    Library,
+)
 from cudakit.input_files import ExpectedFile, read_text, wrong_file_error
 
 _HINT = "write 4096, or MxNxK such as 4096x1024x8192"
@@ -73,6 +85,184 @@ _MODELS: Mapping[str, _Model] = MappingProxyType(
 )
 _LLM_MODELS = ("llama3-8b", "llama3-70b")
 PRESETS = ("cubes", "llm", *_MODELS)
+
+
+# Kinds of matrix data; "int" stands for small integers, whose sums are exact.
+FILLS = ("uniform", "normal", "int", "zeros", "ones")
+_TYPES = (*DATA_TYPES, "all")
+_MAX_GEMMS = 10_000  # More GEMMs would take a day.
+
+
+def _of_gemm(name: str, text: str, **attributes: Any) -> Any:
+    return option(name, text, group="GEMM", **attributes)
+
+
+def _of_library(name: str, text: str, **attributes: Any) -> Any:
+    return option(name, text, group="Library", **attributes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmOptions:
+    """The options of the command as the user passed them; None or () for others."""
+
+    sides: tuple[str, ...] = ()  # The arguments SHAPE.
+    files: tuple[str, ...] = _of_gemm(
+        "--shapes",
+        "Read shapes from FILE, one per line: m n k, and optionally a batch count; or CSV with a header. "
+        "Repeatable.",
+        default=(),
+        kind="file",
+        metavar="FILE",
+        is_repeatable=True,
+    )
+    presets: tuple[str, ...] = _of_gemm(
+        "--preset",
+        "Shapes: cubes (M = N = K, 512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b or "
+        "gpt3-175b for 16 and 4096 tokens; llm (both llama3-8b and llama3-70b). Repeatable.",
+        default=(),
+        kind="name",
+        metavar="NAME",
+        choices=PRESETS,
+        is_repeatable=True,
+    )
+    dtypes: tuple[str, ...] = _of_gemm(
+        "--dtype",
+        "Data types: fp64, fp32, tf32, fp16, bf16, fp8_e4m3, fp8_e5m2, int8 or all.  [default: bf16]",
+        default=("bf16",),
+        choices=_TYPES,
+    )
+    layouts: tuple[str | None, ...] = _of_gemm(
+        "--layout",
+        "Whether A and B are transposed in memory: nn, nt, tn or tt (n: no, t: transposed).  "
+        "[default: tn]",
+        default=(None,),
+        choices=LAYOUTS,
+    )
+    epilogues: tuple[str | None, ...] = _of_gemm(
+        "--epilogue",
+        "Fused epilogue: none, bias, relu, gelu, relu-bias or gelu-bias.  [default: none]",
+        default=(None,),
+        choices=EPILOGUES,
+    )
+    output_type: str | None = _of_gemm(
+        "--output-type",
+        "Data type of the output matrix.  [default: depends on --dtype]",
+        kind="name",
+        metavar="NAME",
+        choices=_TYPES,
+    )
+    accumulate: str | None = _of_gemm(
+        "--accumulate",
+        "Data type of the accumulator.  [default: depends on --dtype]",
+        kind="name",
+        metavar="NAME",
+        choices=_TYPES,
+    )
+    batch: int = _of_gemm(
+        "--batch",
+        "Batch count of a strided-batched GEMM.  [default: 1]",
+        default=1,
+        kind="int",
+        metavar="N",
+    )
+    padding: int | None = _of_gemm(
+        "--padding",
+        "Padding elements between the columns of every matrix.  [default: 0]",
+        kind="int",
+        metavar="N",
+    )
+    library: Library | None = option(
+        "--library",
+        "Library to measure: cublaslt or cublas.  [default: cublaslt]",
+        group="Library",
+        kind="choice",
+        metavar="NAME",
+        choices=("cublaslt", "cublas"),
+    )
+    baselines: tuple[tuple[Library, ...], ...] = _of_library(
+        "--vs",
+        "Baselines: torch, cupy, cublas or cublaslt. Samples of all libraries are interleaved. Repeatable.",
+        default=(),
+        choices=LIBRARIES,
+        is_repeatable=True,
+    )
+    workspace_bytes: int | None = _of_library(
+        "--workspace",
+        "Maximum workspace of an algorithm.  [default: 32MiB]",
+        kind="bytes",
+        metavar="SIZE",
+    )
+    deterministic: bool = _of_library(
+        "--deterministic",
+        "Use only algorithms with bitwise reproducible results.",
+        default=False,
+        kind="flag",
+    )
+    no_reduced_precision: bool = _of_library(
+        "--no-reduced-precision",
+        "Forbid split-k reductions in fp16 or bf16.",
+        default=False,
+        kind="flag",
+    )
+    fast_accumulate: bool = _of_library(
+        "--fast-accumulate", "Use fp8 fast accumulation.", default=False, kind="flag"
+    )
+    fill: str | None = option(
+        "--fill",
+        "Values of the operands: uniform in (-1, 1), normal, int (small integers), zeros or ones. Zeros "
+        "and ones draw less power than real data and run faster.  [default: uniform]",
+        kind="choice",
+        metavar="DATA",
+        choices=FILLS,
+        group="Method",
+    )
+    mode: Mode | None = mode_option("batch", group="Method")
+    cache: Cache | None = cache_option("rotate; with --gpu sim hot", group="Method")
+
+    def gemms(self, *, simulated: bool) -> dict[Gemm, str]:
+        """Return a GEMM per combination of shape, data type, layout and epilogue, with the name of its shape.
+
+        Raises InputError for invalid values, and UsageError for too many GEMMs.
+        """
+        shapes = (
+            *map(parse_shape, self.sides),
+            *(shape for path in self.files for shape in read_shapes(Path(path))),
+            *(shape for name in self.presets for shape in preset(name)),
+        ) or default_shapes(simulated=simulated)
+        dtypes = tuple(DATA_TYPES) if self.dtypes == ("all",) else self.dtypes
+        combinations = tuple(product(dtypes, self.layouts, self.epilogues))
+        gemm_count = len(shapes) * len(combinations)
+        if gemm_count > _MAX_GEMMS:
+            raise UsageError(
+                f"{gemm_count:,} cases are too many: at most {_MAX_GEMMS:,} can be measured in one run",
+                hint="use fewer shapes, data types, layouts or epilogues",
+            )
+        common = {
+            "padding": self.padding,
+            "output": self.output_type,
+            "accumulate": self.accumulate,
+        }
+        name_by_gemm: dict[Gemm, str] = {}
+        for dtype, layout, epilogue in combinations:
+            types: dict[str, Any] = {"layout": layout, "epilogue": epilogue, **common}
+            passed = {name: value for name, value in types.items() if value is not None}
+            for shape in shapes:
+                batch = self.batch if shape.batch is None else shape.batch
+                gemm = Gemm(dtype=dtype, m=shape.m, n=shape.n, k=shape.k, batch=batch, **passed)
+                name_by_gemm.setdefault(gemm, shape.name)
+        return name_by_gemm
+
+    def settings(self) -> GemmSettings:
+        """Return the settings of the library."""
+        workspace = (
+            {} if self.workspace_bytes is None else {"workspace_bytes": self.workspace_bytes}
+        )
+        return GemmSettings(
+            deterministic=self.deterministic,
+            reduced_precision=not self.no_reduced_precision,
+            fast_accumulate=self.fast_accumulate,
+            **workspace,
+        )
 
 
 def parse_shape(text: str) -> Shape:
