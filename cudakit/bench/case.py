@@ -9,8 +9,8 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from cudakit.bench.labels import MEASUREMENT_AXIS, axes_label
+from cudakit.bench.method import CUDAKIT, Axis, Method
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import CUDAKIT, Axis, Method
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 from cudakit.gpu.api.facts import NOT_QUERIED

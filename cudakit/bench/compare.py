@@ -14,8 +14,8 @@ from statistics import median
 from typing import ClassVar, TypeAlias
 
 from cudakit.bench.labels import full_label
+from cudakit.bench.method import Axis
 from cudakit.bench.result import BenchResult, CaseResult
-from cudakit.bench.spec import Axis
 from cudakit.bench.stats import ci_over_rounds
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable, format_bytes, parse_ratio

@@ -22,20 +22,9 @@ from cudakit.bench.gemm_check import (
 )
 from cudakit.bench.gemm_shapes import FILLS, GemmOptions
 from cudakit.bench.l2_cache import l2_size_bytes, work_of_peak
+from cudakit.bench.method import Axis, Cache, Method, Mode, Rule
 from cudakit.bench.roofline import Work, matrix_kind
-from cudakit.bench.spec import (
-    Axis,
-    Cache,
-    Method,
-    Mode,
-    Option,
-    Rule,
-    Spec,
-    check_method,
-    check_names,
-    check_range,
-    options_of,
-)
+from cudakit.bench.spec import Option, Spec, check_method, check_names, check_range, options_of
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.facts import Field

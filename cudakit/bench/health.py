@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 from cudakit.bench.case import Verification
+from cudakit.bench.method import Axis
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Fields, Limit
-from cudakit.bench.spec import Axis
 from cudakit.bench.warnings import likely_causes
 from cudakit.units import Unavailable
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
+from cudakit.bench.method import Cache
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import Cache
 from cudakit.gpu.api import Memory, Ptr, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from cudakit.bench.spec import CUDAKIT, Axis
+from cudakit.bench.method import CUDAKIT, Axis
 from cudakit.report.document import Bytes, Text, Value
 from cudakit.units import format_bytes
 

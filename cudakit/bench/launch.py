@@ -10,7 +10,8 @@ from typing import ClassVar, TypeAlias
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.spin import Spin
 from cudakit.bench.case import Case, PreparedLatency
-from cudakit.bench.spec import Axis, Mode, Spec, check_names, option
+from cudakit.bench.method import Axis, Mode
+from cudakit.bench.spec import Spec, check_names, option
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Stream
 
 CALLS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from cudakit.bench.case import Verification, worst_verification
-from cudakit.bench.spec import Axis, Method
+from cudakit.bench.method import Axis, Method
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.units import Unavailable
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 from cudakit.bench.case import Case, Implementation, UnsupportedCase, Workload, check_fit
 from cudakit.bench.energy import measure_energy
 from cudakit.bench.measurement import Measurement, merge_rounds
+from cudakit.bench.method import Method
 from cudakit.bench.plan import (
     plan_cases,
     plan_method,
@@ -27,7 +28,7 @@ from cudakit.bench.plan import (
 from cudakit.bench.prepare import Progress, WorkloadRun, prepare
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.sample import end_sampling, sample
-from cudakit.bench.spec import Method, Spec
+from cudakit.bench.spec import Spec
 from cudakit.bench.summarize import Machine, summarize_case, summarize_run
 from cudakit.bench.timer import SampleTimer, Timer
 from cudakit.bench.verify import verify

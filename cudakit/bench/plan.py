@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from cudakit.bench.case import Case
-from cudakit.bench.spec import Method, Spec, max_warmup_s
+from cudakit.bench.method import Method, max_warmup_s
+from cudakit.bench.spec import Spec
 from cudakit.bench.timer import disabling_variable
 from cudakit.bench.workloads.alloc import alloc_cases
 from cudakit.bench.workloads.copy import copy_cases

@@ -10,8 +10,8 @@ from cudakit.bench.case import ConfiguredWorkload, PreparedWorkload, Unsupported
 from cudakit.bench.l2_cache import buffer_sets
 from cudakit.bench.labels import axes_label
 from cudakit.bench.measurement import Reading
+from cudakit.bench.method import Axis, Method
 from cudakit.bench.sample_work import BufferRotation
-from cudakit.bench.spec import Axis, Method
 from cudakit.bench.timer import SampleTimer, SampleWork
 from cudakit.bench.verify import verify
 from cudakit.errors import Unsupported

@@ -9,8 +9,8 @@ from typing import ClassVar
 from cudakit.bench.case import Verification
 from cudakit.bench.environment import Environment
 from cudakit.bench.measurement import Samples
+from cudakit.bench.method import Axis, Method
 from cudakit.bench.roofline import Limit
-from cudakit.bench.spec import Axis, Method
 from cudakit.bench.stats import Summary
 from cudakit.units import Unavailable
 

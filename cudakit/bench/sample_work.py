@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cudakit.bench.l2_cache import MAX_SETS
-from cudakit.bench.spec import Method
+from cudakit.bench.method import Method
 from cudakit.bench.timer import MAX_QUEUED, Enqueue, SampleTimer, SampleWork
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Stream

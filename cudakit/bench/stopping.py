@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
-from cudakit.bench.spec import Rule
+from cudakit.bench.method import Rule
 from cudakit.bench.stats import autocorrelation_time, median_ci, relative_half_width
 
 # A check sorts all samples. Each check waits until the number of samples has grown by this factor, so that

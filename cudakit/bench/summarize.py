@@ -16,10 +16,10 @@ from cudakit.bench.case import (
 from cudakit.bench.environment import Environment, environment
 from cudakit.bench.l2_cache import is_cold
 from cudakit.bench.measurement import Measurement, Samples
+from cudakit.bench.method import CUDAKIT, Axis, Method
 from cudakit.bench.prepare import WorkloadRun
 from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Limit, Work, limit
-from cudakit.bench.spec import CUDAKIT, Axis, Method
 from cudakit.bench.stats import Summary, summarize
 from cudakit.bench.verify import reason_to_withhold
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry

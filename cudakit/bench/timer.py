@@ -16,7 +16,7 @@ from cudakit.arrays.timestamp import STAMP_BYTES, Timestamp, clock_hz
 from cudakit.bench.case import WorkloadWithUntimedWork
 from cudakit.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.bench.measurement import Reading
-from cudakit.bench.spec import Clock
+from cudakit.bench.method import Clock
 from cudakit.errors import CudaError
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
 

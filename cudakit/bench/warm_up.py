@@ -13,9 +13,9 @@ from statistics import median
 
 from cudakit.bench.case import UnsupportedCase, WorkloadWithUntimedWork
 from cudakit.bench.measurement import Reading
+from cudakit.bench.method import max_warmup_s
 from cudakit.bench.prepare import Progress, WorkloadRun
 from cudakit.bench.sample_work import make_sample_work
-from cudakit.bench.spec import max_warmup_s
 from cudakit.bench.timer import SampleWork
 from cudakit.errors import Unsupported
 

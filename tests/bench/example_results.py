@@ -10,9 +10,9 @@ from typing import Any
 from cudakit.bench.case import Verification
 from cudakit.bench.environment import Environment, environment
 from cudakit.bench.measurement import Samples
+from cudakit.bench.method import Method
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work, limit
-from cudakit.bench.spec import Method
 from cudakit.bench.summarize import case_result
 from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext

@@ -4,7 +4,7 @@ import pytest
 from bench.workloads import Copy
 
 from cudakit.bench.case import Case, check_fit
-from cudakit.bench.spec import Method
+from cudakit.bench.method import Method
 from cudakit.errors import InputError
 
 METHOD = Method("isolated", "hot")

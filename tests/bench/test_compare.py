@@ -20,8 +20,8 @@ from cudakit.bench.compare import (
 )
 from cudakit.bench.labels import full_label
 from cudakit.bench.measurement import Samples
+from cudakit.bench.method import Method
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Method
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable
 

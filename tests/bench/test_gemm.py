@@ -11,10 +11,10 @@ from bench.spoiled_blas import Run, Spoil, Spoiled
 from cudakit.bench.case import Verification, check_fit
 from cudakit.bench.gemm import GemmSpec, GemmWorkload, describe_algorithm
 from cudakit.bench.gemm_shapes import FILLS
+from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Limit, Work
-from cudakit.bench.spec import Rule
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings

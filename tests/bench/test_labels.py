@@ -11,8 +11,8 @@ from cudakit.bench.labels import (
     is_square,
     short_labels,
 )
+from cudakit.bench.method import Axis
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Axis
 
 
 def gemm_with_shape(m: int, n: int, k: int, **other_axes: Axis) -> CaseResult:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.bench.measurement import Measurement, Samples
+from cudakit.bench.method import Method, Rule
 from cudakit.bench.pipeline import measure_case
 from cudakit.bench.plan import round_methods
-from cudakit.bench.spec import Method, Rule
 from cudakit.bench.stats import ci_over_rounds, median_ci, without_round_offsets
 from cudakit.bench.timer import Timer
 from cudakit.gpu.api import Gpu

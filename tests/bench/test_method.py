@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cudakit.bench.spec import Method
+from cudakit.bench.method import Method
 
 
 def test_methods_with_other_mode_cache_or_blocker_differ() -> None:

@@ -15,9 +15,9 @@ from bench.workloads import Busy, Copy, busy_device, stamps_at
 from cudakit.bench.case import Workload
 from cudakit.bench.energy import measure_energy
 from cudakit.bench.measurement import Measurement
+from cudakit.bench.method import Method, Mode, Rule
 from cudakit.bench.pipeline import Outcome, measure_case, no_progress
 from cudakit.bench.prepare import prepare
-from cudakit.bench.spec import Method, Mode, Rule
 from cudakit.bench.timer import Timer
 from cudakit.bench.warm_up import warm_up
 from cudakit.errors import CudaError, UsageError

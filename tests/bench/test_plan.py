@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cudakit.bench.case import Case
 from cudakit.bench.launch import LaunchSpec
+from cudakit.bench.method import Method, Rule
 from cudakit.bench.plan import plan_method, round_methods, share_budget
-from cudakit.bench.spec import Method, Rule
 
 METHOD = Method("batch", "rotate", warmup_s=1.0, rounds=5, rule=Rule(min_time_s=2.0))
 

@@ -6,7 +6,8 @@ import pytest
 
 from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.launch import LaunchSpec
-from cudakit.bench.spec import DIRECTIONS, AllocSpec, CopySpec, GraphSpec, MemorySpec, Rule, Spec
+from cudakit.bench.method import Rule
+from cudakit.bench.spec import DIRECTIONS, AllocSpec, CopySpec, GraphSpec, MemorySpec, Spec
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 

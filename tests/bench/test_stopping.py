@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.bench.measurement import Samples
-from cudakit.bench.spec import Rule
+from cudakit.bench.method import Rule
 from cudakit.bench.stats import summarize
 from cudakit.bench.stopping import Stopping
 

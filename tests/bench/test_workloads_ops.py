@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from cudakit.bench.case import Verification
+from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
 from cudakit.bench.present.targets import target_section
 from cudakit.bench.result import BenchResult
-from cudakit.bench.spec import TIMINGS, OpsSpec, Rule
+from cudakit.bench.spec import TIMINGS, OpsSpec
 from cudakit.bench.workloads.ops_kernels import KernelLibrary
 from cudakit.cli.bench.ops import PublicFunction
 from cudakit.errors import EnvironmentUnusable, InputError

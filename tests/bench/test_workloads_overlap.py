@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult
-from cudakit.bench.spec import OVERLAP_DIRECTIONS, OverlapSpec, Rule
+from cudakit.bench.spec import OVERLAP_DIRECTIONS, OverlapSpec
 from cudakit.bench.timer import MAX_QUEUED
 from cudakit.bench.workloads.overlap import (
     GEMM_DURING_COPY,

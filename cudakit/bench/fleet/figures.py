@@ -13,8 +13,8 @@ from statistics import median
 
 from cudakit.bench.fleet.result import FleetGpu, FleetHost, Subject, SubjectKind
 from cudakit.bench.health import SuiteResult, figure_name, measured_value
+from cudakit.bench.method import Axis
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Axis
 from cudakit.units import Unavailable
 
 _MEDIAN_OF_SEVERAL = Unavailable("the figure is the median of several figures")

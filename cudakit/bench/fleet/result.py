@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from cudakit.bench.health import SuiteResult
-from cudakit.bench.spec import Axis
+from cudakit.bench.method import Axis
 from cudakit.units import Unavailable
 
 SubjectKind: TypeAlias = Literal["host", "gpu", "link"]

@@ -9,9 +9,9 @@ from statistics import median
 import numpy as np
 
 from cudakit.bench.labels import short_labels
+from cudakit.bench.method import CUDAKIT
 from cudakit.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import CUDAKIT
 from cudakit.bench.stats import ci_over_rounds
 from cudakit.report.axis import Axis, tight_axis
 from cudakit.report.document import (

@@ -15,13 +15,13 @@ from cudakit.bench.labels import (
     describe_common_axes,
     varying_axes,
 )
+from cudakit.bench.method import CUDAKIT, Axis
 from cudakit.bench.present.baselines import (
     baseline_libraries,
     measured_baselines,
     relative_rate,
 )
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import CUDAKIT, Axis
 from cudakit.bench.stats import Summary
 from cudakit.report.document import Column, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, capitalized, format_ratio

@@ -14,8 +14,8 @@ import numpy as np
 
 from cudakit.bench.environment import Environment
 from cudakit.bench.labels import axis_names, called_library, short_labels
+from cudakit.bench.method import Axis
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Axis
 from cudakit.bench.stats import Summary
 from cudakit.report.document import Array, Columns
 from cudakit.units import Unavailable

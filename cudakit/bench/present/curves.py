@@ -14,10 +14,10 @@ from cudakit.bench.labels import (
     is_square,
     short_labels,
 )
+from cudakit.bench.method import CUDAKIT
 from cudakit.bench.present.columns import limit_s, number
 from cudakit.bench.present.sweep import draw_sweep
 from cudakit.bench.result import CaseResult, GraphCosts
-from cudakit.bench.spec import CUDAKIT
 from cudakit.report.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
 

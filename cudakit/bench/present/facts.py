@@ -15,8 +15,8 @@ from cudakit.bench.labels import (
     short_labels,
     varying_axes,
 )
+from cudakit.bench.method import CUDAKIT, Method
 from cudakit.bench.result import BenchResult, CaseResult, Collectives
-from cudakit.bench.spec import CUDAKIT, Method
 from cudakit.report.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds
 

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from cudakit.bench.labels import short_labels
+from cudakit.bench.method import CUDAKIT
 from cudakit.bench.present.baselines import baseline_libraries
 from cudakit.bench.present.cases import rate
 from cudakit.bench.present.columns import number
 from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Limit
-from cudakit.bench.spec import CUDAKIT
 from cudakit.report.axis import Axis, log_axis
 from cudakit.report.document import (
     Array,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from cudakit.bench.method import CUDAKIT
 from cudakit.bench.present.baselines import RelativeRate, measured_baselines, ratio_to
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import CUDAKIT, TIMINGS
+from cudakit.bench.spec import TIMINGS
 from cudakit.gpu.api.operations import TARGET_ELEMENTS
 from cudakit.report.document import Column, Node, Section, Table, Text, Value
 from cudakit.units import Unavailable

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from cudakit.bench.case import Verification
 from cudakit.bench.gemm import GemmWorkload, PreparedGemm
 from cudakit.bench.measurement import Reading
+from cudakit.bench.method import Method
 from cudakit.bench.prepare import MAX_TIMEOUTS, rotate_buffers
 from cudakit.bench.sample_work import BufferRotation, make_sample_work
-from cudakit.bench.spec import Method
 from cudakit.bench.timer import SampleWork, Timer
 from cudakit.bench.tuning.search import DEFAULT_CANDIDATE
 from cudakit.bench.warm_up import SteadyState

@@ -11,6 +11,7 @@ from statistics import median
 
 from cudakit.bench.case import Case, check_fit
 from cudakit.bench.gemm import GemmSpec, GemmWorkload
+from cudakit.bench.method import Method
 from cudakit.bench.pipeline import (
     garbage_collection_off,
     no_progress,
@@ -19,7 +20,6 @@ from cudakit.bench.pipeline import (
 )
 from cudakit.bench.plan import plan_cases
 from cudakit.bench.prepare import Progress
-from cudakit.bench.spec import Method
 from cudakit.bench.stats import autocorrelation_time, median_ci
 from cudakit.bench.timer import Timer, disabling_variable
 from cudakit.bench.tuning.candidates import Candidates, candidates

@@ -21,8 +21,9 @@ from cudakit.bench.case import (
     worst_verification,
 )
 from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
+from cudakit.bench.method import Cache, Method, Mode
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import DIRECTIONS, Cache, CopySpec, Method, Mode, is_pageable
+from cudakit.bench.spec import DIRECTIONS, CopySpec, is_pageable
 from cudakit.bench.workloads.checks import POISON, Buffers, check_copy
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream

@@ -13,7 +13,8 @@ from itertools import product
 from typing import Protocol
 
 from cudakit.bench.case import Case, PreparedLatency, Verification
-from cudakit.bench.spec import Axis, GraphSpec, Mode
+from cudakit.bench.method import Axis, Mode
+from cudakit.bench.spec import GraphSpec
 from cudakit.bench.timer import capture
 from cudakit.bench.workloads.graph_nodes import BYTES, Nodes
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, GraphExec, Graphs, Stream

@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 from cudakit.bench.case import Case, Verification, verification
 from cudakit.bench.collectives.group import RankGroup
+from cudakit.bench.method import Axis
 from cudakit.bench.result import BUS_FACTOR
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import Axis, NcclSpec
+from cudakit.bench.spec import NcclSpec
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu, Stream
 from cudakit.gpu.api.collectives import Collective, bus_factor

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from cudakit.arrays.fill import Fill
 from cudakit.bench.case import Case, Verification, allocate
 from cudakit.bench.l2_cache import l2_size_bytes, work_of_peak
+from cudakit.bench.method import CUDAKIT, Axis, Mode
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import CUDAKIT, Axis, Mode, OpenLibrary, OpsSpec
+from cudakit.bench.spec import OpenLibrary, OpsSpec
 from cudakit.bench.workloads.checks import POISON
 from cudakit.bench.workloads.ops_check import ArrayBlock, OperationCheck
 from cudakit.bench.workloads.ops_kernels import KernelLibrary

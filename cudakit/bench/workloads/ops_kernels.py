@@ -13,7 +13,7 @@ from cudakit.arrays.reduction import ReductionProgram
 from cudakit.arrays.softmax import plan_softmax
 from cudakit.bench.case import allocate
 from cudakit.bench.gemm_check import OperandSet
-from cudakit.bench.spec import CUDAKIT
+from cudakit.bench.method import CUDAKIT
 from cudakit.errors import MissingDependency, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView

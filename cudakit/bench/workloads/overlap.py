@@ -21,8 +21,9 @@ from cudakit.bench.case import (
 from cudakit.bench.gemm import GemmWorkload
 from cudakit.bench.gemm_check import operand_bytes
 from cudakit.bench.labels import MEASUREMENT_AXIS
+from cudakit.bench.method import CUDAKIT, Axis
 from cudakit.bench.result import CaseResult, CopyOverlap
-from cudakit.bench.spec import CUDAKIT, Axis, OverlapSpec, is_pageable
+from cudakit.bench.spec import OverlapSpec, is_pageable
 from cudakit.bench.timer import MAX_QUEUED
 from cudakit.bench.workloads.copy import Copy, count_buffers
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream

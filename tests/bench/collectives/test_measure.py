@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cudakit.bench.collectives.group import LocalChannel, RankGroup, new_answers
 from cudakit.bench.collectives.measure import check_ranks, measure_collectives
+from cudakit.bench.method import Mode, Rule
 from cudakit.bench.result import BenchResult, RankFacts
-from cudakit.bench.spec import Mode, NcclSpec, Rule
+from cudakit.bench.spec import NcclSpec
 from cudakit.bench.workloads.nccl import make_collective
 from cudakit.errors import CollectiveError, InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr, Stream

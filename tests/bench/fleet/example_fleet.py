@@ -10,8 +10,8 @@ from bench.example_results import gemm, launch, machine, result, samples_near
 from cudakit.bench.fleet.analysis import NOT_MEASURED
 from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts, HostLink
 from cudakit.bench.health import SuiteResult, assess_health
+from cudakit.bench.method import Method
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Method
 from cudakit.bench.summarize import case_result
 from cudakit.units import Unavailable
 

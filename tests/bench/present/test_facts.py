@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from bench.example_results import gemm, launch
 
+from cudakit.bench.method import Method
 from cudakit.bench.present.facts import describe_method, method_rows
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Method
 from cudakit.report.document import Text
 
 COLD = Method("isolated", "rotate", buffer_sets=8)

@@ -7,10 +7,10 @@ from typing import Any
 from bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
 from cudakit.bench.health import SkippedBench, SuiteResult, assess_health
+from cudakit.bench.method import Method
 from cudakit.bench.present.health import present_health
 from cudakit.bench.present.nvbench import nvbench
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import Method
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Note
 from cudakit.units import Unavailable

@@ -16,12 +16,12 @@ from bench.example_results import (
 
 from cudakit.bench.compare import compare
 from cudakit.bench.measurement import Samples
+from cudakit.bench.method import Method, Rule
 from cudakit.bench.present import present
 from cudakit.bench.present.comparison import present_comparison
 from cudakit.bench.present.nvbench import nvbench
 from cudakit.bench.result import BenchResult
 from cudakit.bench.roofline import Work, limit
-from cudakit.bench.spec import Method, Rule
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Columns, Document, Note, Section, Table, View
 from cudakit.units import Unavailable

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 
 from cudakit.bench.gemm import GemmSpec
+from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
-from cudakit.bench.spec import Rule
 from cudakit.bench.tuning.search import Limits
 from cudakit.bench.tuning.tune import tune, tuning_machine
 from cudakit.gpu.api import Gpu
