@@ -62,11 +62,11 @@ def child_environment(
     child_variables["PYTHONPATH"] = os.pathsep.join(paths)
     child_variables["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
     if settings.sanitize or settings.profile:
+        # gpu/sim/recorder.py reads these variables
         child_variables["CUDAKIT_SPOOL"] = str(spool)
+        child_variables["CUDAKIT_SPOOL_FRAMES"] = "cudakit.record._frames"
     if settings.profile:
-        child_variables["CUDAKIT_SPOOL_EVENTS"] = (
-            "profile"  # gpu/sim/recorder.py reads the variable
-        )
+        child_variables["CUDAKIT_SPOOL_EVENTS"] = "profile"
     return child_variables
 
 

@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 from typing import Any, TypeAlias
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
-from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, PROFILE_EVENTS
+from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, FRAMES_VARIABLE, PROFILE_EVENTS
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import Accesses, add_device_patches
@@ -125,11 +125,12 @@ class Recording:
         """Start or stop recording simulated devices that are opened from now on."""
         if enabled:
             os.environ[SPOOL] = str(self._trace_directory)
+            os.environ[FRAMES_VARIABLE] = "cudakit.record._frames"
             if self.simulated_events:
                 os.environ[EVENTS_VARIABLE] = self.simulated_events
         else:
-            os.environ.pop(SPOOL, None)
-            os.environ.pop(EVENTS_VARIABLE, None)
+            for name in (SPOOL, FRAMES_VARIABLE, EVENTS_VARIABLE):
+                os.environ.pop(name, None)
 
     def _read_periodically(self) -> None:
         while True:

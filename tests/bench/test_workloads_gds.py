@@ -17,7 +17,7 @@ from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.storage import StoragePath
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.storage import SimStorage, SimStorageFile
+from cudakit.gpu.sim.device import SimStorage, SimStorageFile
 from cudakit.units import Unavailable
 
 KIB = 1 << 10

@@ -26,6 +26,7 @@ from cudakit.gpu.collectives import (
     load_nccl,
     open_collectives,
 )
+from cudakit.gpu.vendor import CudaDevice
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 SEND, RECEIVE, STREAM = Ptr(0x1000), Ptr(0x2000), Stream(7)
@@ -70,7 +71,7 @@ def fake(fake_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes
 
 
 def nccl(device: Device | None = None) -> Nccl:
-    return Nccl(cast("device or Device()"))
+    return Nccl(cast(CudaDevice, device or Device()))
 
 
 def connected(rank: int = 1, ranks: int = 3, device: Device | None = None) -> NcclCommunicator:
@@ -250,6 +251,6 @@ def test_version_number_is_formatted(number: int, text: str) -> None:
 @pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
 def test_missing_torch_names_the_package() -> None:
     with pytest.raises(MissingDependency, match="torch is not installed") as raised:
-        open_collectives(cast("None"), "torch")
+        open_collectives(cast(CudaDevice, None), "torch")
 
     assert raised.value.hint == "pip install 'torch'"

@@ -46,7 +46,7 @@ seen = {
     "switches": [sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()],
     "threads": len(os.listdir("/proc/self/task")),
     "group": os.getpgrp(),
-    "environment": sorted(n for n in os.environ if n not in ("PYTHONPATH", "CUDAKIT_AGENT", "CUDAKIT_SPOOL")),
+    "environment": sorted(n for n in os.environ if n != "PYTHONPATH" and not n.startswith("CUDAKIT_")),
 }
 print(json.dumps(seen))
 """

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import takewhile
+from math import ceil
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.elements import Bits
+from cudakit.gpu.api.elements import (
+    BF16,
+    ELEMENTS,
+    FP16,
+    FP32,
+    FP64,
+    INT32,
+    Bits,
+    Element,
+    Floats,
+    decode,
+    encode,
+)
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
@@ -35,17 +50,9 @@ from cudakit.gpu.blas.calls import (
     closed_error,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.algorithms import (
-    algorithms,
-    count_blocks,
-    excess_over_memory_ns,
-    rejection_reason,
-    sort_by_estimate,
-)
-from cudakit.gpu.sim.costs import capability, rates_of
+from cudakit.gpu.sim.context import capability
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
-from cudakit.gpu.sim.numpy_gemm import ResultCache
 from cudakit.units import Unavailable, format_bytes
 
 _ALGORITHM_NOT_REPORTED = f"cuBLAS {CHOOSES_ITSELF}"
@@ -90,25 +97,24 @@ class SimBlas:
     ) -> SimGemm:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check_gemm(gemm)
-        if algorithm is not None:
-            selected_algorithm = self._select_algorithm(gemm, settings, algorithm)
+        is_user_choice = algorithm is not None
+        if algorithm is None:
+            algorithm = self._algorithms_fastest_first(gemm, settings)[0]
         else:
-            selected_algorithm = self._algorithms_fastest_first(gemm, settings)[0]
-        reported_algorithm = (
-            Unavailable(_ALGORITHM_NOT_REPORTED) if self.library == "cublas" else selected_algorithm
-        )
-        described_settings = _describe_settings(
-            settings, selected_algorithm, is_user_choice=algorithm is not None
-        )
-        return SimGemm(
-            self._memory,
-            self._kernels,
-            self._result_cache,
-            gemm,
-            selected_algorithm,
-            reported_algorithm,
-            described_settings,
-        )
+            algorithm = self._select_algorithm(gemm, settings, algorithm)
+        plan = SimGemm(self._memory, self._kernels, self._result_cache, gemm, algorithm)
+        if self.library == "cublas":
+            plan.algorithm = Unavailable(_ALGORITHM_NOT_REPORTED)
+        not_simulated = "not simulated: every sum is rounded once"
+        plan.settings = {
+            "chosen_by": "the user" if is_user_choice else "the simulator's heuristics",
+            "workspace": f"{format_bytes(algorithm.workspace_bytes)} used, "
+            f"{format_bytes(settings.workspace_bytes)} at most",
+            "deterministic": "yes" if settings.deterministic else "no",
+            "reduced_precision": not_simulated,
+            "fast_accumulate": not_simulated,
+        }
+        return plan
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
         """Return at most ``limit`` algorithms by estimated duration; the first is not always the fastest."""
@@ -140,21 +146,16 @@ class SimBlas:
         return sort_by_estimate(gemm, self._allowed_algorithms(gemm, settings), rates)
 
     def _select_algorithm(
-        self, gemm: Gemm, settings: GemmSettings, requested_algorithm: Algorithm
+        self, gemm: Gemm, settings: GemmSettings, requested: Algorithm
     ) -> Algorithm:
         """Return the algorithm that differs from the requested one at most in its workspace size."""
         self._check_can_select()
         for candidate in algorithms(gemm):
-            if (
-                replace(candidate, workspace_bytes=requested_algorithm.workspace_bytes)
-                == requested_algorithm
-            ):
+            if replace(candidate, workspace_bytes=requested.workspace_bytes) == requested:
                 if reason := rejection_reason(candidate, settings):
                     raise Unsupported(f"algorithm {candidate.id} {reason}", hint=_ALGORITHM_HINT)
                 return candidate
-        raise Unsupported(
-            f"no such algorithm for this GEMM: {requested_algorithm}", hint=_ALGORITHM_HINT
-        )
+        raise Unsupported(f"no such algorithm for this GEMM: {requested}", hint=_ALGORITHM_HINT)
 
     def _check_gemm(self, gemm: Gemm) -> None:
         self._check_open()
@@ -184,11 +185,9 @@ class SimGemm:
         cache: ResultCache,
         gemm: Gemm,
         algorithm: Algorithm,
-        reported_algorithm: Algorithm | Unavailable,
-        settings: Mapping[str, str],
     ) -> None:
-        self.algorithm = reported_algorithm
-        self.settings = MappingProxyType({**settings})
+        self.algorithm: Algorithm | Unavailable = algorithm
+        self.settings: Mapping[str, str] = {}
         self._memory, self._kernels = memory, kernels
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
@@ -246,58 +245,16 @@ def _step_bytes(matrix: Matrix) -> int:
     return matrix.leading * matrix.element.size_bytes
 
 
-def _describe_settings(
-    settings: GemmSettings, algorithm: Algorithm, *, is_user_choice: bool
-) -> Mapping[str, str]:
-    workspace_text, limit_text = (
-        format_bytes(algorithm.workspace_bytes),
-        format_bytes(settings.workspace_bytes),
-    )
-    not_simulated_text = "not simulated: every sum is rounded once"
-    return {
-        "chosen_by": "the user" if is_user_choice else "the simulator's heuristics",
-        "workspace": f"{workspace_text} used, {limit_text} at most",
-        "deterministic": "yes" if settings.deterministic else "no",
-        "reduced_precision": not_simulated_text,
-        "fast_accumulate": not_simulated_text,
-    }
-
-
 def _check_supported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
     """Raise Unsupported if the library cannot compute a GEMM on this device."""
-    _check_device(gemm, facts)
-    _check_size(gemm)
-    if library == "cublas":
-        check_for_cublas(gemm)
-    else:
-        check_for_cublaslt(gemm, capability(facts))
-    if gemm.dtype.startswith("fp8"):
-        _check_alignment(gemm, _FP8_ALIGNMENT_BYTES)
-    if gemm.dtype == "int8":
-        _check_int8(gemm)
-
-
-def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
-    capability_of_device, minimum_capability = (
-        capability(facts),
-        _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0)),
-    )
-    if capability_of_device < minimum_capability:
-        gpu_name = facts.fields.get("name")
-        supported_types = [
-            dtype
-            for dtype in DATA_TYPES
-            if capability_of_device >= _MIN_CAPABILITY.get(dtype, (0, 0))
-        ]
+    device, minimum = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
+    if device < minimum:
+        supported = [dtype for dtype in DATA_TYPES if device >= _MIN_CAPABILITY.get(dtype, (0, 0))]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {minimum_capability} or newer; "
-            f"{gpu_name} has {capability_of_device}",
-            hint=f"supported here: {', '.join(supported_types)}",
+            f"{gemm.dtype} needs compute capability {minimum} or newer; "
+            f"{facts.fields.get('name')} has {device}",
+            hint=f"supported here: {', '.join(supported)}",
         )
-
-
-def _check_size(gemm: Gemm) -> None:
-    """Raise Unsupported for a GEMM that would take the CPU too long."""
     element_count = sum(
         matrix.rows * matrix.columns * matrix.batch for matrix in (gemm.a, gemm.b, gemm.d)
     )
@@ -307,21 +264,28 @@ def _check_size(gemm: Gemm) -> None:
             f"at most {_MAX_ELEMENTS / 1e6:.1f} million elements together",
             hint=f"a shape of {MAX_SIMULATED_EDGE} would fit; larger GEMMs need a real GPU",
         )
-
-
-def _check_int8(gemm: Gemm) -> None:
-    """Raise Unsupported unless a GEMM meets the requirements of int8 (cuBLAS Library, "cublasLtMatmul")."""
-    if gemm.epilogue != "none":
-        raise Unsupported(
-            f"int8 supports only epilogue none, but {gemm.epilogue} was requested",
-            hint="use epilogue none",
-        )
-    _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)
+    if library == "cublas":
+        check_for_cublas(gemm)
+    else:
+        check_for_cublaslt(gemm, device)
+    if gemm.dtype.startswith("fp8"):
+        _check_alignment(gemm, _FP8_ALIGNMENT_BYTES)
+    if gemm.dtype == "int8":
+        if gemm.epilogue != "none":
+            raise Unsupported(
+                f"int8 supports only epilogue none, but {gemm.epilogue} was requested",
+                hint="use epilogue none",
+            )
+        _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)
 
 
 def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
     for name, matrix in (("A", gemm.a), ("B", gemm.b), ("D", gemm.d)):
-        for size_name, size_bytes in _column_bytes(matrix).items():
+        element_bytes = matrix.element.size_bytes
+        for size_name, size_bytes in (
+            ("column size", matrix.rows * element_bytes),
+            ("leading dimension", matrix.leading * element_bytes),
+        ):
             if size_bytes % alignment_bytes:
                 raise Unsupported(
                     f"{gemm.dtype} needs columns and leading dimensions of a multiple of {alignment_bytes} "
@@ -330,10 +294,253 @@ def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
                 )
 
 
-def _column_bytes(matrix: Matrix) -> dict[str, int]:
-    """Return the bytes of a column, and the leading dimension in bytes, by name."""
-    size_bytes = matrix.element.size_bytes
-    return {
-        "column size": matrix.rows * size_bytes,
-        "leading dimension": matrix.leading * size_bytes,
-    }
+# --- GEMM algorithms of the simulated library: workspace size and duration in virtual time ---------
+#
+# A GEMM is divided into tiles, one per SM and wave; the last wave may leave SMs idle. Split-k creates more
+# tiles, whose partial sums are then reduced.
+
+# Values of cublasLtReductionScheme_t: partial sums are added to D in order of arrival, or in the workspace.
+_REDUCTION_IN_PLACE, _REDUCTION_IN_WORKSPACE = 1, 2
+_COUNTER_BYTES = 4
+_REDUCTION_COST = 0.02  # estimated cost of a partial sum, relative to the GEMM
+_MEMORY_OVERHEAD = 1 / 8  # overhead of a memory-bound GEMM, relative to a copy
+_K_STEP = 32  # elements of k that an SM processes per step
+# Number and clock of SMs for devices whose facts lack them.
+_MULTIPROCESSORS = 16
+_CLOCK_KHZ = 1_000_000
+# Operations per cycle and SM: those of the tensor cores for fp16, and of the SM for fp32 and fp64. Where the
+# generations differ, the lowest, so that no simulated GEMM exceeds the peak of its device.
+_TENSOR_OPERATIONS = {(8, 0): 2048, (9, 0): 4096}
+_DEFAULT_TENSOR_OPERATIONS = 512
+_RELATIVE_TO_FP16 = {"tf32": 0.5, "int8": 2.0, "fp8_e4m3": 2.0, "fp8_e5m2": 2.0}
+_OPERATIONS = {"fp32": 128, "fp64": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The arithmetic throughput of a device for one data type."""
+
+    multiprocessors: int
+    operations_per_s: float  # peak rate of one SM
+
+
+def rates_of(facts: DeviceFacts, dtype: str) -> Rates:
+    """Return the throughput, from the number of SMs, their clock and the compute capability."""
+
+    def positive(name: str, default: int) -> int:
+        value = facts.fields.get(name)
+        return value if isinstance(value, int) and value > 0 else default
+
+    tensor = _TENSOR_OPERATIONS.get(capability(facts), _DEFAULT_TENSOR_OPERATIONS)
+    operations = _OPERATIONS.get(dtype) or tensor * _RELATIVE_TO_FP16.get(dtype, 1.0)
+    clock_hz = 1e3 * positive("clock_rate_khz", _CLOCK_KHZ)
+    return Rates(positive("multiprocessor_count", _MULTIPROCESSORS), clock_hz * operations)
+
+
+class Tile(NamedTuple):
+    """The part of D that an SM computes at a time; larger tiles reuse more of the loaded operands."""
+
+    rows: int
+    columns: int
+    efficiency: float  # rate relative to the peak of the SM
+
+
+# Tiles by their value of cublasLtMatmulTile_t.
+TILES = {
+    10: Tile(64, 8, 0.45),
+    15: Tile(64, 64, 0.55),
+    17: Tile(64, 128, 0.64),
+    18: Tile(128, 64, 0.64),
+    20: Tile(128, 128, 0.72),
+    24: Tile(256, 128, 0.78),
+}
+
+_ALGORITHMS = (
+    Algorithm(id=0, tile=10),
+    Algorithm(id=1, tile=15),
+    Algorithm(id=1, tile=17),
+    Algorithm(id=1, tile=18),
+    Algorithm(id=1, tile=20),
+    Algorithm(id=2, tile=24, stages=4),
+    Algorithm(id=3, tile=15, split_k=4, reduction=_REDUCTION_IN_WORKSPACE),
+    Algorithm(id=3, tile=20, split_k=2, reduction=_REDUCTION_IN_WORKSPACE),
+    Algorithm(id=3, tile=20, split_k=8, reduction=_REDUCTION_IN_WORKSPACE),
+    Algorithm(id=4, tile=15, split_k=8, reduction=_REDUCTION_IN_PLACE),
+    Algorithm(id=4, tile=24, split_k=2, reduction=_REDUCTION_IN_PLACE, stages=4),
+)
+
+
+def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
+    """Return the algorithms that can compute a GEMM, with their workspace sizes."""
+    return tuple(
+        replace(algorithm, workspace_bytes=_workspace_bytes(gemm, algorithm))
+        for algorithm in _ALGORITHMS
+        if algorithm.split_k == 1 or gemm.k >= algorithm.split_k * _K_STEP
+    )
+
+
+def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
+    """Return the reason why settings exclude an algorithm, or ""."""
+    if algorithm.workspace_bytes > settings.workspace_bytes:
+        required_bytes, limit = algorithm.workspace_bytes, settings.workspace_bytes
+        return (
+            f"needs {format_bytes(required_bytes)} of workspace, {format_bytes(limit)} is allowed"
+        )
+    if settings.deterministic and algorithm.reduction == _REDUCTION_IN_PLACE:
+        return "is not deterministic: the order of its additions varies"
+    return ""
+
+
+def sort_by_estimate(
+    gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates
+) -> tuple[Algorithm, ...]:
+    """Sort by estimated duration, which ignores idle SMs: the first algorithm may not be the fastest."""
+
+    def estimate(algorithm: Algorithm) -> float:
+        wave_count = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
+        reduction_factor = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
+        return wave_count * reduction_factor * _tile_duration_s(gemm, algorithm, rates)
+
+    return tuple(sorted(candidates, key=estimate))
+
+
+def count_blocks(gemm: Gemm, algorithm: Algorithm) -> int:
+    """Return the number of thread blocks, one per tile."""
+    tile = TILES[algorithm.tile]
+    tile_count = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
+    return tile_count * gemm.batch * algorithm.split_k
+
+
+def excess_over_memory_ns(
+    gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int
+) -> int:
+    """Return by how much a GEMM takes longer than its memory accesses, which overlap with arithmetic."""
+    wave_count = ceil(count_blocks(gemm, algorithm) / rates.multiprocessors)
+    arithmetic_s = wave_count * _tile_duration_s(gemm, algorithm, rates)
+    memory_s = gemm.bytes_moved / memory_bytes_per_s
+    return int(1e9 * max(arithmetic_s - memory_s, _MEMORY_OVERHEAD * memory_s))
+
+
+def _tile_duration_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
+    tile = TILES[algorithm.tile]
+    k_elements = ceil(gemm.k / algorithm.split_k / _K_STEP) * _K_STEP
+    operations = 2 * tile.rows * tile.columns * k_elements
+    return operations / (rates.operations_per_s * tile.efficiency)
+
+
+def _workspace_bytes(gemm: Gemm, algorithm: Algorithm) -> int:
+    if algorithm.reduction == _REDUCTION_IN_WORKSPACE:
+        sum_count = gemm.m * gemm.n * gemm.batch * algorithm.split_k
+        return sum_count * ELEMENTS[gemm.accumulate].size_bytes
+    if algorithm.reduction == _REDUCTION_IN_PLACE:
+        return count_blocks(gemm, algorithm) // algorithm.split_k * _COUNTER_BYTES
+    return 0
+
+
+# --- GEMM in numpy, with the rounding of each data type --------------------------------------------
+#
+# Sums are computed in fp64, rounded once to the accumulator type, and after the epilogue once to the output
+# type. A real device rounds more often and in an unspecified order, so its results differ in the last bits.
+# Sums of int8 are exact and wrap around in int32.
+
+_FP32_MANTISSA_BITS = 23
+# The number of bits of a TF32 mantissa (A100 white paper, "TensorFloat-32").
+_TF32_MANTISSA_BITS = 10
+_BF16_MANTISSA_BITS = 7
+# The NaN of both fp8 formats ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
+_FP8_NAN = 0x7F
+# Limit of the host memory for cached results. The last result is kept even if it is larger.
+_CACHE_BYTES = 256 << 20
+
+
+def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
+    """Return the bits of D, given those of A and B.
+
+    Each row of an array is one column of a matrix, without padding; the matrices of a batch follow one
+    another. ``bias`` has m elements.
+    """
+    with np.errstate(all="ignore"):  # overflow and NaN are results, as on a device
+        # The transposed products op(B)ᵀ op(A)ᵀ, because the factors are stored transposed.
+        right, left = _decode_factors(gemm, a, gemm.a), _decode_factors(gemm, b, gemm.b)
+        sums = np.matmul(
+            left if gemm.layout[1] == "n" else left.swapaxes(1, 2),
+            right if gemm.layout[0] == "n" else right.swapaxes(1, 2),
+        )
+        values = decode(round_to(sums, ELEMENTS[gemm.accumulate]), ELEMENTS[gemm.accumulate])
+        if bias is not None:
+            values = values + decode(bias, gemm.bias)
+        match gemm.epilogue.partition("-")[0]:
+            case "relu":
+                values = np.maximum(values, 0.0)
+            case "gelu":
+                # The tanh approximation, as in cuBLAS (cuBLAS Library, "cublasLtEpilogue_t").
+                values = (
+                    0.5
+                    * values
+                    * (1 + np.tanh(np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)))
+                )
+        return round_to(values, gemm.d.element).reshape(-1, gemm.m)
+
+
+def round_to(values: Floats, element: Element) -> Bits:
+    """Round values to an element type, ties to even; return the bits.
+
+    Overflow gives infinity, or the largest finite value in fp8; int32 wraps around.
+    """
+    if element is FP64:
+        return values
+    if element is INT32:
+        return values.astype(np.int64).astype(np.int32)
+    if element is FP16:
+        return values.astype(np.float16).view(np.uint16)
+    fp32_values = values.astype(np.float32)
+    if element is FP32:
+        return fp32_values
+    if element is BF16:
+        return (_round_mantissa(fp32_values, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(
+            np.uint16
+        )
+    bits = encode(np.nan_to_num(fp32_values), element)
+    bits[np.isnan(fp32_values)] = _FP8_NAN
+    return bits
+
+
+def _decode_factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
+    """Decode the matrices of a batch in their stored, transposed form; round tf32 like tensor cores."""
+    if gemm.dtype == "tf32":
+        columns = _round_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
+    return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
+
+
+def _round_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
+    """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
+    dropped_bits = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
+    bits = fp32_values.view(np.uint32)
+    is_odd = (bits >> dropped_bits) & np.uint32(1)
+    below_half = (np.uint32(1) << (dropped_bits - np.uint32(1))) - np.uint32(1)
+    quiet_nan = bits | np.uint32(1 << (_FP32_MANTISSA_BITS - 1))
+    rounded_bits = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + is_odd)
+    return (rounded_bits >> dropped_bits) << dropped_bits
+
+
+class ResultCache:
+    """A cache of GEMM results by operand bits: a benchmark repeats the same GEMM hundreds of times."""
+
+    def __init__(self, capacity_bytes: int = _CACHE_BYTES) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._results: dict[tuple[Gemm, bytes], Bits] = {}
+
+    def multiply(self, gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
+        """Return the cached result of ``multiply``; callers must not modify it."""
+        digest = sha256()
+        for operand in (a, b) if bias is None else (a, b, bias):
+            digest.update(np.ascontiguousarray(operand).data)
+        key = (gemm, digest.digest())
+        if key not in self._results:
+            self._results[key] = multiply(gemm, a, b, bias)
+            total_bytes = sum(result.nbytes for result in self._results.values())
+            for oldest_key in [*self._results][:-1]:
+                if total_bytes <= self._capacity_bytes:
+                    break
+                total_bytes -= self._results.pop(oldest_key).nbytes
+        return self._results[key]

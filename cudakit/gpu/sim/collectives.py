@@ -33,7 +33,7 @@ from cudakit.gpu.api.collectives import (
 from cudakit.gpu.api.elements import decode, encode
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.sim.kernels import SimKernels
-from cudakit.gpu.sim.peers import SimPeers
+from cudakit.gpu.sim.memory import SimPeers
 from cudakit.gpu.sim.streams import SimStreams
 
 _LATENCY_NS = 5_000
@@ -100,7 +100,13 @@ class SimCommunicator:
         self._gpu, self._connection = gpu, connection
         self._rank, self._rank_count = rank, rank_count
         self._is_broken = False
-        self._link_bytes_per_s = _LINK_EFFICIENCY * _link_rate(gpu.peers)
+        peers = gpu.peers
+        context = peers.context
+        other_ordinals = set(range(len(context.cuda_view.devices))) - {context.ordinal}
+        nvlink_count = max(map(peers.nvlinks, other_ordinals), default=0)
+        self._link_bytes_per_s = _LINK_EFFICIENCY * (
+            nvlink_count * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
+        )
 
     def enqueue(
         self, collective: Collective, send_ptr: Ptr, receive_ptr: Ptr, stream: Stream
@@ -219,14 +225,6 @@ class _Exchange:
             for connection in connections:
                 for packet in packets:
                     _send_packet(connection, packet)
-
-
-def _link_rate(peers: SimPeers) -> int:
-    """Return the bytes per second of all NVLinks of a device, or of its host link without NVLink."""
-    context = peers.context
-    other_ordinals = set(range(len(context.cuda_view.devices))) - {context.ordinal}
-    nvlink_count = max(map(peers.nvlinks, other_ordinals), default=0)
-    return nvlink_count * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
 
 
 def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:

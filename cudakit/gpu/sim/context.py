@@ -8,18 +8,19 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, DeviceFacts
+from cudakit.gpu.architectures import Capability
 from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 from cudakit.gpu.machine import model_record
-from cudakit.gpu.sim.activity import ActivityRecorder
-from cudakit.gpu.sim.costs import costs_of
 from cudakit.gpu.sim.recorder import (
     EVENTS_VARIABLE,
     PROFILE_EVENTS,
+    ActivityRecorder,
     Recorder,
     Sink,
     Sources,
@@ -219,3 +220,58 @@ def _cuda_view(model: str) -> CudaView:
     if not isinstance(view, CudaView):
         raise EnvironmentUnusable(f"sim:{model} models a machine without CUDA: {view.reason}")
     return view
+
+
+# --- Durations in virtual time: estimates of the right order of magnitude, not measurements --------
+
+_NS_PER_S = 1_000_000_000
+# Memory bandwidth of devices whose facts lack the clock or the bus width.
+_MEMORY_BYTES_PER_S = 1_000_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bandwidths and latencies of one device."""
+
+    memory_bytes_per_s: int = _MEMORY_BYTES_PER_S
+    link_bytes_per_s: int = 50_000_000_000  # bandwidth between host and device
+    pageable_bytes_per_s: int = 10_000_000_000  # bandwidth of copies with pageable memory
+    nvlink_bytes_per_s: int = 20_000_000_000  # bandwidth of one NVLink
+    call_ns: int = 500  # host time of a driver call
+    dispatch_ns: int = 2_000  # delay from a call to the earliest start of its work
+    node_ns: int = 500  # delay between the starts of graph nodes
+    minimum_ns: int = 1_000  # duration of the shortest kernel, copy or fill
+
+    def device_memory_ns(self, size_bytes: int) -> int:
+        """Return the time to read or write bytes of device memory."""
+        return self.minimum_ns + size_bytes * _NS_PER_S // self.memory_bytes_per_s
+
+    def host_link_ns(self, size_bytes: int) -> int:
+        """Return the time to copy bytes between pinned host memory and the device."""
+        return self.minimum_ns + size_bytes * _NS_PER_S // self.link_bytes_per_s
+
+    def pageable_ns(self, size_bytes: int) -> int:
+        """Return the time to copy bytes between pageable host memory and the device."""
+        return self.minimum_ns + size_bytes * _NS_PER_S // self.pageable_bytes_per_s
+
+    def to_peer_ns(self, size_bytes: int, nvlink_count: int) -> int:
+        """Return the time to copy bytes to a peer: over NVLink, or at host link speed without NVLink."""
+        if not nvlink_count:
+            return self.host_link_ns(size_bytes)
+        return self.minimum_ns + size_bytes * _NS_PER_S // (nvlink_count * self.nvlink_bytes_per_s)
+
+
+def costs_of(facts: DeviceFacts) -> Costs:
+    """Return the costs of a device: memory bandwidth is bus width times clock, two transfers per cycle."""
+    width_bits = facts.fields.get("global_memory_bus_width_bits")
+    clock_khz = facts.fields.get("memory_clock_rate_khz")
+    if isinstance(width_bits, int) and isinstance(clock_khz, int) and width_bits * clock_khz > 0:
+        return Costs(memory_bytes_per_s=2 * width_bits // 8 * clock_khz * 1000)
+    return Costs()
+
+
+def capability(facts: DeviceFacts) -> Capability:
+    """Return the compute capability; 0.0 if unknown."""
+    major, _, minor = str(facts.fields.get("compute_capability")).partition(".")
+    is_known = major.isdigit() and minor.isdigit()
+    return Capability(int(major), int(minor)) if is_known else Capability(0, 0)

@@ -8,9 +8,16 @@ from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.queues import NODES_PER_GRAPH, Capture, Node, Nodes, Queue, update_error
 from cudakit.gpu.sim.schedule import Job, Task
-from cudakit.gpu.sim.streams import SimStreams
+from cudakit.gpu.sim.streams import (
+    NODES_PER_GRAPH,
+    Capture,
+    Node,
+    Nodes,
+    Queue,
+    SimStreams,
+    update_error,
+)
 from cudakit.trace import events as trace_events
 from cudakit.trace.kinds import NodeType
 

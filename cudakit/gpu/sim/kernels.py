@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
@@ -11,14 +18,12 @@ from cudakit.gpu.api.host_kernels import HostKernel, registered_kernels
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles, check_arguments
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.launch import SimLaunch
-from cudakit.gpu.sim.queues import Queue
-from cudakit.gpu.sim.schedule import Job, Outcome
-from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
-from cudakit.gpu.sim.space import Heap
-from cudakit.gpu.sim.streams import SimStreams
+from cudakit.gpu.sim.memory import Bytes, Heap, Span
+from cudakit.gpu.sim.schedule import Job, Outcome, Poll
+from cudakit.gpu.sim.streams import Queue, SimStreams
 from cudakit.trace import events as trace_events
-from cudakit.trace.kinds import NodeType
+from cudakit.trace.events import Access
+from cudakit.trace.kinds import AccessMode, NodeType
 
 # Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models
 # without these facts.
@@ -197,3 +202,214 @@ class SimKernels:
         ):
             launch_text = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
             raise cuda_error(Status.INVALID_VALUE, detail=launch_text)
+
+
+# --- The launch of a kernel that runs on the host: its threads and its checked access to simulated memory ---
+
+
+@dataclass(slots=True)
+class SimLaunch:
+    """Implements ``api.host_kernels.Launch`` on the memory of a simulated device."""
+
+    name: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    span: Callable[[int, int, str], Span]
+    begin_ns: int = 0  # virtual time at which the launch begins
+    clock_khz: int = 1_000_000  # SM clock
+    busy_ns: int = 0
+    poll_loop: Poll | None = None
+    accesses: list[Access] = field(default_factory=list)
+    _range_copies: list[tuple[Span, Bytes]] = field(default_factory=list)
+
+    @property
+    def threads(self) -> int:
+        return prod(self.grid) * prod(self.block)
+
+    def read(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, AccessMode.READ)
+        array.flags.writeable = False
+        return array
+
+    def write(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, AccessMode.WRITE)
+
+    def update(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        return self._view(
+            ptr, np.dtype(dtype), int(count), step_bytes, AccessMode.READ | AccessMode.WRITE
+        )
+
+    def atomic(
+        self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
+    ) -> npt.NDArray[Any]:
+        mode = AccessMode.READ | AccessMode.WRITE | AccessMode.ATOMIC
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, mode)
+
+    def busy(self, nanoseconds: int) -> None:
+        self.busy_ns += int(nanoseconds)
+
+    def poll(
+        self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]
+    ) -> None:
+        self.poll_loop = Poll(is_done, timeout_ns, on_timeout)
+
+    @property
+    def begin_cycles(self) -> int:
+        return self.begin_ns * self.clock_khz // 1_000_000
+
+    def finish(self) -> None:
+        """Write back the copies of ranges that span several regions."""
+        for span, copy in self._range_copies:
+            span.scatter(copy)
+
+    def _view(
+        self, ptr: int, dtype: np.dtype[Any], count: int, step_bytes: int, mode: AccessMode
+    ) -> npt.NDArray[Any]:
+        if count <= 0:
+            return np.empty(0, dtype)
+        element_step_bytes = step_bytes or dtype.itemsize
+        if ptr % dtype.alignment or element_step_bytes % dtype.alignment:
+            access_text = f"{self.name} uses {ptr:#x} as {dtype}, step {element_step_bytes}"
+            raise cuda_error(Status.MISALIGNED_ADDRESS, detail=access_text)
+        size_bytes = element_step_bytes * (count - 1) + dtype.itemsize
+        span = self.span(ptr, size_bytes, self.name)
+        content = span.gather()
+        if len(span.parts) > 1 and mode != AccessMode.READ:
+            self._range_copies.append((span, content))
+        is_strided = element_step_bytes != dtype.itemsize
+        self.accesses.append(
+            Access(
+                ptr,
+                ptr + size_bytes,
+                mode,
+                stride_bytes=element_step_bytes if is_strided else 0,
+                count=count if is_strided else 0,
+            )
+        )
+        return np.ndarray((count,), dtype, content, strides=(element_step_bytes,))
+
+
+# --- The simulated compiler: kernel names and parameter sizes of CUDA C++ source -------------------
+
+# Sizes of the parameters of each kernel in bytes, by kernel name; None if a parameter type is unknown.
+Signatures: TypeAlias = Mapping[str, tuple[int, ...] | None]
+
+_MAGIC = b"cudakit simulated image\n"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)'
+)
+_TYPEDEF = re.compile(r"\btypedef\s+([\w\s*]+?)\s*\b(\w+)\s*;")
+_QUALIFIERS = frozenset({"const", "volatile", "__restrict__", "__grid_constant__", "signed"})
+_POINTER_BYTES = 8
+
+# Sizes of types in CUDA C++ on 64-bit Linux.
+_TYPE_BYTES = {
+    "bool": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "short": 2,
+    "unsigned short": 2,
+    "int": 4,
+    "unsigned": 4,
+    "unsigned int": 4,
+    "long": 8,
+    "unsigned long": 8,
+    "long long": 8,
+    "unsigned long long": 8,
+    "float": 4,
+    "double": 8,
+    "size_t": 8,
+    "int8_t": 1,
+    "uint8_t": 1,
+    "int16_t": 2,
+    "uint16_t": 2,
+    "int32_t": 4,
+    "uint32_t": 4,
+    "int64_t": 8,
+    "uint64_t": 8,
+    "__half": 2,
+    "__nv_bfloat16": 2,
+}
+
+
+def image_of(source: str) -> bytes:
+    """Return a simulated image of CUDA C++ source, with its ``extern "C"`` kernels and their parameter sizes.
+
+    Raises a CudaError for text without functions or with unbalanced brackets; other errors are not detected.
+    """
+    text = _COMMENT.sub(" ", source)
+    if not _looks_like_cuda(text):
+        raise CudaError(
+            6,
+            "NVRTC_ERROR_COMPILATION",
+            "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
+        )
+    type_sizes = _type_sizes(text)
+    kernels = {
+        name: _parameter_sizes(parameters, type_sizes) for name, parameters in _KERNEL.findall(text)
+    }
+    return _MAGIC + json.dumps(kernels).encode()
+
+
+def signatures_of(image: bytes) -> Signatures:
+    """Return the signatures of an image. Raises CUDA_ERROR_INVALID_IMAGE for other images."""
+    if not image.startswith(_MAGIC):
+        raise cuda_error(
+            Status.INVALID_IMAGE, detail="a simulated device only loads images that it compiled"
+        )
+    kernels = json.loads(image.removeprefix(_MAGIC))
+    return {name: None if sizes is None else tuple(sizes) for name, sizes in kernels.items()}
+
+
+def _looks_like_cuda(text: str) -> bool:
+    has_balanced_brackets = all(
+        text.count(opening_bracket) == text.count(closing_bracket)
+        for opening_bracket, closing_bracket in ("()", "[]", "{}")
+    )
+    return has_balanced_brackets and (
+        not text.strip() or any(token in text for token in ("{", ";"))
+    )
+
+
+def _type_sizes(text: str) -> dict[str, int]:
+    type_sizes = dict(_TYPE_BYTES)
+    for definition, name in _TYPEDEF.findall(text):
+        size = _POINTER_BYTES if "*" in definition else type_sizes.get(_base_type(definition))
+        if size is not None:
+            type_sizes[name] = size
+    return type_sizes
+
+
+def _parameter_sizes(parameters_text: str, type_sizes: Mapping[str, int]) -> list[int] | None:
+    declarations = [
+        parameter.strip()
+        for parameter in parameters_text.split(",")
+        if parameter.strip() not in ("", "void")
+    ]
+    sizes = [_parameter_size(parameter, type_sizes) for parameter in declarations]
+    known_sizes = [size for size in sizes if size is not None]
+    return known_sizes if len(known_sizes) == len(sizes) else None
+
+
+def _parameter_size(parameter: str, type_sizes: Mapping[str, int]) -> int | None:
+    if "*" in parameter:
+        return _POINTER_BYTES
+    return type_sizes.get(
+        _base_type(parameter), type_sizes.get(_base_type(parameter.rpartition(" ")[0]))
+    )
+
+
+def _base_type(declaration: str) -> str:
+    type_words = [word for word in declaration.split() if word not in _QUALIFIERS]
+    # The type "short int" is "short", and "signed" is "int".
+    if len(type_words) > 1 and type_words[-1] == "int" and type_words[-2] != "unsigned":
+        type_words.pop()
+    return " ".join(type_words) or "int"

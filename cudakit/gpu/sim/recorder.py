@@ -14,7 +14,17 @@ from typing import TypeAlias
 
 from cudakit.gpu.sim.schedule import Task
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE, Frame, Stack
-from cudakit.trace.events import Event
+from cudakit.trace.events import (
+    ApiCall,
+    CopyRun,
+    DeviceInfo,
+    Event,
+    EventBody,
+    FillRun,
+    GraphNodeSite,
+    KernelRun,
+    ProfileWindow,
+)
 from cudakit.trace.spool import SpoolWriter
 from cudakit.trace.trace_file import Clock
 
@@ -44,17 +54,13 @@ class Recorder:
         while (
             self._sink
             and self._queued_events
-            and (force or _accesses_are_known(self._queued_events[0][1]))
+            and (force or all(task.is_done for task in self._queued_events[0][1].values()))
         ):
             event, task_by_node = self._queued_events.popleft()
             self._sink(event)
             for node, task in task_by_node.items():
                 for access in task.accesses:
                     self._sink(replace(event, body=replace(access, node=node)))
-
-
-def _accesses_are_known(task_by_node: Sources) -> bool:
-    return all(task.is_done for task in task_by_node.values())
 
 
 SPOOL_VARIABLE = "CUDAKIT_SPOOL"
@@ -65,6 +71,9 @@ PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 # of a profile; if it is unset, they record the events for the race detector.
 EVENTS_VARIABLE = "CUDAKIT_SPOOL_EVENTS"
 PROFILE_EVENTS = "profile"
+
+# Environment variable with the name of the module that numbers the calls of the program. The recorder has it.
+FRAMES_VARIABLE = "CUDAKIT_SPOOL_FRAMES"
 
 _PACKAGE = str(Path(__file__).parent.parent)
 _MAX_FRAMES = 128
@@ -90,14 +99,15 @@ def attach_to_spool(environment: Mapping[str, str]) -> SpoolSink | None:
     if not directory or environment.get(PROCESS_VARIABLE) not in (None, str(os.getpid())):
         return None
     writer = SpoolWriter(Path(directory), clock=Clock.VIRTUAL)
-    return SpoolSink(writer.write, StackNumbers(writer.stack), _program_calls(), writer.close)
+    program_call = _program_calls(environment.get(FRAMES_VARIABLE))
+    return SpoolSink(writer.write, StackNumbers(writer.stack), program_call, writer.close)
 
 
-def _program_calls() -> Callable[[], int]:
+def _program_calls(module_name: str | None) -> Callable[[], int]:
     """Return a function that gives the number of the current program call, or 0 if the number is unknown."""
     try:
-        frames_module = import_module("cudakit.record._frames")
-    except ImportError:  # cudakit was installed without a compiler
+        frames_module = import_module(module_name or "")
+    except (ImportError, ValueError):  # not named, or cudakit was installed without a compiler
         return int
     frames_module.watch_program_calls(LIBRARY_FILE, TYPED_CODE)
     current_program_call: Callable[[], int] = frames_module.program_call
@@ -118,7 +128,12 @@ class StackNumbers:
         key = tuple(number for frame in frames for number in (id(frame.f_code), frame.f_lasti))
         if key not in self._number_by_key:
             self._code_objects += (frame.f_code for frame in frames)
-            self._number_by_key[key] = self._number_stack(tuple(map(_to_frame, frames)))
+            self._number_by_key[key] = self._number_stack(
+                tuple(
+                    Frame(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno or 0)
+                    for frame in frames
+                )
+            )
         return self._number_by_key[key]
 
 
@@ -134,5 +149,77 @@ def _frames() -> list[FrameType]:
     return frames
 
 
-def _to_frame(frame: FrameType) -> Frame:
-    return Frame(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno or 0)
+# --- Record the calls and the work of a simulated device in virtual time, as events of a profile ---
+
+# Names of functions of the CUDA driver API, by the equivalent call of the simulated device.
+_FUNCTIONS = {
+    "launch": "cuLaunchKernel",
+    "launch_host_kernel": "cuLaunchKernel",
+    "copy": "cuMemcpyAsync",
+    "fill": "cuMemsetD8Async",
+    "graph_launch": "cuGraphLaunch",
+    "instantiate": "cuGraphInstantiateWithFlags",
+    "malloc": "cuMemAlloc_v2",
+    "free": "cuMemFree_v2",
+    "host_malloc": "cuMemHostAlloc",
+    "host_free": "cuMemFreeHost",
+    "record": "cuEventRecord",
+    "wait": "cuStreamWaitEvent",
+    "sync": "cuCtxSynchronize",
+    "sync_stream": "cuStreamSynchronize",
+    "sync_event": "cuEventSynchronize",
+    "load": "cuModuleLoadData",
+}
+
+
+class ActivityRecorder:
+    """Passes the profile of one device to a sink.
+
+    ``make_event`` returns an event with the number, the thread and the call stack of the current call.
+    """
+
+    def __init__(self, sink: Sink, make_event: Callable[[EventBody], Event]) -> None:
+        self._sink = sink
+        self._make_event = make_event
+        # enqueued work, whose times are known after it has run
+        self._pending: list[tuple[Task, Event]] = []
+
+    def begin(self, device: DeviceInfo) -> None:
+        """Record the device and the begin of the profile."""
+        self._sink(self._make_event(device))
+        self._sink(self._make_event(ProfileWindow(is_open=True)))
+
+    def call(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Record a call of the device that has returned, and the work that has run since the last call."""
+        event = self._make_event(ApiCall("", 0, start_ns, end_ns))
+        function = _FUNCTIONS.get(name, name)
+        body = ApiCall(function, event.seq, start_ns, end_ns)
+        self._sink(replace(event, body=body))
+        self._emit_finished_work()
+
+    def record_enqueued(self, task: Task, stream: int, graph_node: int = 0) -> None:
+        """Record the work of a task once it has run."""
+        activity = task.job.activity
+        if activity is None:
+            return
+        event = self._make_event(activity)
+        body = replace(activity, stream=stream, correlation=event.seq, graph_node=graph_node)
+        self._pending.append((task, replace(event, body=body)))
+
+    def record_graph_node(self, graph_node: int) -> None:
+        """Record the call stack that created a graph node."""
+        self._sink(self._make_event(GraphNodeSite(graph_node)))
+
+    def end(self) -> None:
+        """Record the remaining work and the end of the profile."""
+        self._emit_finished_work()
+        self._sink(self._make_event(ProfileWindow(is_open=False)))
+
+    def _emit_finished_work(self) -> None:
+        finished = [(task, event) for task, event in self._pending if task.is_done]
+        if finished:
+            self._pending = [(task, event) for task, event in self._pending if not task.is_done]
+        for task, event in finished:
+            assert isinstance(event.body, (KernelRun, CopyRun, FillRun))  # noqa: S101 see record_enqueued
+            body = replace(event.body, start_ns=task.begin_ns, end_ns=task.end_ns)
+            self._sink(replace(event, body=body))

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import LEGACY, Backing, Ptr
+from cudakit.gpu.api import LEGACY, Backing, Ptr, Stream
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.space import round_up
+from cudakit.gpu.sim.memory import round_up
+from cudakit.trace.events import Alloc, Copy, Event, Free
+from cudakit.trace.kinds import Direction, HostMemory
 
 KIB, MIB = 1 << 10, 1 << 20
 CAPACITY = 16 * MIB
@@ -195,3 +199,180 @@ def test_captured_allocation_is_not_supported() -> None:
 
     with pytest.raises(CudaError, match=r"CUDA_ERROR_NOT_SUPPORTED: .*simulated graph"):
         gpu.malloc(4, stream)
+
+
+# --- Tests copies of pageable host memory on the simulated device ----------------------------------
+
+LARGE, SMALL = 1 << 20, 4096
+LONG_NS = 1_000_000_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pageable_copy_returns_when_done_or_staged(seed: int) -> None:
+    bench = SimBench(seed=seed)
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
+    gpu.host_view(host, LARGE)[:] = b"\1" * LARGE
+    for size in (SMALL, LARGE):
+        gpu.copy(ptr, host, size, stream)
+        gpu.host_view(host, size)[:] = b"\2" * size
+        gpu.copy(host, ptr, size, stream)
+
+        assert bytes(gpu.host_view(host, size)) == b"\1" * size
+
+
+def test_pageable_copy_waits_for_stream_unless_staged() -> None:
+    bench = SimBench()
+    gpu, stream = bench.gpu, bench.gpu.stream()
+    ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
+    waited = []
+    for destination, source, size in ((ptr, host, SMALL), (ptr, host, LARGE), (host, ptr, SMALL)):
+        gpu.sync()
+        bench.spin(LONG_NS, stream)
+        begin_ns = gpu.clock.now_ns
+        gpu.copy(destination, source, size, stream)
+        waited.append(gpu.clock.now_ns - begin_ns >= LONG_NS)
+
+    assert waited == [False, True, True]
+
+
+def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
+    trace: list[Event] = []
+    bench = SimBench(sink=trace.append)
+    gpu = bench.gpu
+    ptr = gpu.malloc(SMALL)
+    gpu.sync()
+    begin = len(trace)
+    host, other_host = (gpu.host_malloc(SMALL, pinned=False) for _ in range(2))
+    gpu.copy(ptr, host, SMALL, LEGACY)
+    gpu.copy(host, ptr, SMALL, LEGACY)
+    gpu.copy(other_host, host, SMALL, LEGACY)
+    gpu.host_free(host)
+
+    facts = [event.body for event in trace[begin:]]
+    assert [(fact.direction, fact.host) for fact in facts if isinstance(fact, Copy)] == [
+        (Direction.HOST_TO_DEVICE, HostMemory.PAGEABLE),
+        (Direction.DEVICE_TO_HOST, HostMemory.PAGEABLE),
+        (Direction.HOST_TO_HOST, HostMemory.PAGEABLE),
+    ]
+    assert len(facts) == 3
+
+
+def test_kernels_and_fills_cannot_access_pageable_memory() -> None:
+    bench = SimBench()
+    host = bench.gpu.host_malloc(SMALL, pinned=False)
+    with pytest.raises(CudaError, match=r"INVALID_VALUE: .*pageable"):
+        bench.gpu.fill(host, 0, SMALL, LEGACY)
+    bench.store(host, 1)
+
+    with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS: .*pageable"):
+        bench.gpu.sync()
+
+
+def test_pageable_copy_invalidates_capture() -> None:
+    gpu = SimBench().gpu
+    ptr, host = gpu.malloc(SMALL), gpu.host_malloc(SMALL, pinned=False)
+    stream = gpu.stream()
+    gpu.capture_begin(stream)
+
+    with pytest.raises(CudaError, match="STREAM_CAPTURE_UNSUPPORTED"):
+        gpu.copy(ptr, host, SMALL, stream)
+    with pytest.raises(CudaError, match="STREAM_CAPTURE_INVALIDATED"):
+        gpu.capture_end(stream)
+
+
+def test_pageable_copy_beyond_end_is_refused() -> None:
+    gpu = SimBench().gpu
+    ptr, host = gpu.malloc(2 * SMALL), gpu.host_malloc(SMALL, pinned=False)
+
+    with pytest.raises(CudaError, match="INVALID_VALUE"):
+        gpu.copy(ptr, host, SMALL + 1, LEGACY)
+    with pytest.raises(CudaError, match="INVALID_VALUE"):
+        gpu.copy(Ptr(host + 1), ptr, SMALL, LEGACY)
+
+
+# --- Tests peer memory on a simulated machine ------------------------------------------------------
+
+SIZE = 1 << 20
+
+
+def copies_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
+    """Return the duration of concurrently enqueued copies in nanoseconds."""
+    gpu.sync()
+    begin_ns = gpu.clock.now_ns
+    for destination, source, stream in copies:
+        gpu.copy(destination, source, SIZE, stream)
+    gpu.sync()
+    return gpu.clock.now_ns - begin_ns
+
+
+def test_peer_copy_duration_follows_nvlinks() -> None:
+    gpu = Sim("h200x2")
+    device_memory, peer_memory, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
+    dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
+
+    assert gpu.peers.nvlinks(1) == 18
+    duration_ns = copies_ns(gpu, (peer_memory, device_memory, stream))
+    assert duration_ns == pytest.approx(
+        SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
+    )
+
+
+def test_peer_copies_of_two_directions_overlap() -> None:
+    gpu = Sim("h200x2")
+    device_memory, second_memory = gpu.malloc(SIZE), gpu.malloc(SIZE)
+    peer_memory, peer_memory_2 = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
+    first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
+    single_copy_ns = copies_ns(gpu, (peer_memory, device_memory, first))
+    concurrent_ns = copies_ns(
+        gpu, (peer_memory, device_memory, first), (second_memory, peer_memory_2, second)
+    )
+    same_direction_ns = copies_ns(
+        gpu, (peer_memory, device_memory, first), (peer_memory_2, second_memory, second)
+    )
+
+    assert concurrent_ns - single_copy_ns <= gpu.costs.call_ns
+    assert same_direction_ns - single_copy_ns > SIZE / 18 / 20
+
+
+def test_peer_allocation_is_traced_on_peer() -> None:
+    trace: list[Event] = []
+    gpu = Sim("h200x2", sink=trace.append)
+    device_memory = gpu.malloc(SIZE)
+    gpu.sync()
+    begin = len(trace)
+    peer_memory = gpu.peer_malloc(1, SIZE)
+    gpu.copy(peer_memory, device_memory, SIZE, LEGACY)
+    gpu.peer_free(1, peer_memory)
+
+    alloc, copy, free = trace[begin:]
+    assert (alloc.body, alloc.device, alloc.context) == (Alloc(peer_memory, SIZE), 1, 2)
+    assert (free.body, free.device) == (Free(peer_memory, SIZE), 1)
+    assert copy.device == 0
+    assert isinstance(copy.body, Copy)
+    assert (copy.body.direction, copy.body.host) == (
+        Direction.DEVICE_TO_DEVICE,
+        HostMemory.NONE,
+    )
+
+
+def test_kernels_access_peer_memory_if_machine_allows() -> None:
+    bench = SimBench(model="h200x2")
+    peer_memory, device_memory = bench.gpu.peer_malloc(1, 4), bench.ints()
+    bench.store(peer_memory, 5)
+    bench.gpu.copy(device_memory, peer_memory, 4, LEGACY)
+
+    assert bench.read(device_memory) == [5]
+
+
+def test_peer_memory_size_is_from_facts() -> None:
+    gpu = Sim("h200x2")
+    half = 80 << 30
+    ptr = gpu.peer_malloc(1, half)
+    with pytest.raises(
+        CudaError, match=r"OUT_OF_MEMORY: .*80.0 GiB requested, .* free on device 1"
+    ):
+        gpu.peer_malloc(1, half)
+    gpu.peer_free(1, ptr)
+
+    gpu.peer_free(1, gpu.peer_malloc(1, half))
