@@ -3,22 +3,13 @@
 from collections.abc import Callable
 from typing import Self
 
-from cudakit.allocator import blocks, fast_path, guard, history, pool_stats
-from cudakit.torch_rules.oom_facts import PoolId
+from cudakit.allocator import blocks, guard, history, stats
+from cudakit.gpu.api import Ptr
 
 class Gate(guard.Gate): ...
-class BlockCounters(pool_stats.BlockCounters): ...
+class BlockCounters(stats.BlockCounters): ...
 class Block(blocks.Block): ...
-
-class FreeBlocks(blocks.FreeBlocks):
-    def __new__(
-        cls,
-        pool: blocks.BlockPool,
-        pool_id: PoolId,
-        stream: int,
-        counters: pool_stats.BlockCounters,
-    ) -> Self: ...
-
+class FreeBlocks(blocks.FreeBlocks): ...
 class Events(history.Events): ...
 
 class FastPath:
@@ -28,15 +19,14 @@ class FastPath:
         live_blocks: dict[int, blocks.Block],
         small_by_stream: dict[int, blocks.FreeBlocks],
         large_by_stream: dict[int, blocks.FreeBlocks],
-        small: pool_stats.BlockCounters,
-        large: pool_stats.BlockCounters,
-        total: pool_stats.BlockCounters,
-        block_type: type[Block],
-        slow_alloc: fast_path.Alloc,
-        slow_free: fast_path.Free,
+        small: stats.BlockCounters,
+        large: stats.BlockCounters,
+        total: stats.BlockCounters,
+        slow_alloc: Callable[..., Ptr],
+        slow_free: Callable[..., None],
     ) -> Self: ...
-    alloc: fast_path.Alloc
-    free: fast_path.Free
+    alloc: Callable[..., Ptr]
+    free: Callable[..., None]
     def set_history(
         self,
         events: history.Events | None,

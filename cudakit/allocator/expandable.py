@@ -6,13 +6,17 @@ try_allocate_expandable_block, map_block, release_blocks, unmap_block).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
-from cudakit.allocator.blocks import Block, BlockPool, FreeBlocks, RawStack, Request
-from cudakit.allocator.history import SEGMENT_MAP, SEGMENT_UNMAP, History
-from cudakit.allocator.segments import (
+from cudakit.allocator.blocks import (
+    Block,
+    BlockPool,
     ExpandableSegment,
+    FreeBlocks,
+    RawStack,
+    Request,
     Segment,
     StreamSegments,
     expandable_size,
@@ -24,24 +28,23 @@ from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import SMALL_SEGMENT
 from cudakit.units import format_bytes
 
-_FULL_RESERVE = Reserve(value=FULL_RESERVE)
 
+@dataclass(frozen=True, slots=True)
+class AddressSpace:
+    """The addresses that expandable segments reserve, including addresses without memory."""
 
-class PageOwner(Protocol):
-    """The attributes of the engine that expandable segments use."""
-
-    settings: Settings
-    history: History | None
-
-    def count_mapped(self, pool: BlockPool, size: int) -> None: ...
+    segments: int  # Number of reserved ranges.
+    reserved_bytes: int
 
 
 class ExpandableSegments:
     """The expandable segments of an engine.
 
     ``registry`` has the segments by address; mapped ranges are added to it. ``reserve_class_by_stream`` has
-    the class of each stream in the setting expandable_segments_reserve_by_class. If a driver call raises,
-    pages that are mapped already stay mapped.
+    the class of each stream in the setting expandable_segments_reserve_by_class. ``record_mapped`` records
+    that a number of bytes at an address was mapped, or, if the number is negative, unmapped; its other
+    arguments are a block of the same pool and stream, and the stack. If a driver call raises, pages that are
+    mapped already stay mapped.
     """
 
     def __init__(
@@ -49,13 +52,15 @@ class ExpandableSegments:
         upstream: PagedUpstream,
         registry: dict[int, Segment],
         reserve_class_by_stream: Mapping[int, str],
+        record_mapped: Callable[[int, int, Block, RawStack | None], None],
     ) -> None:
         self._upstream = upstream
         self._pages = upstream.pages
         self._registry = registry
+        self._reserve_class_by_stream = reserve_class_by_stream
+        self._record_mapped = record_mapped
         # Segments by pool and stream.
         self._stream_segments: dict[tuple[BlockPool, int], StreamSegments] = {}
-        self._reserve_class_by_stream = reserve_class_by_stream
 
     @property
     def segments(self) -> list[ExpandableSegment]:
@@ -71,77 +76,33 @@ class ExpandableSegments:
         """The address and the size of each mapped range."""
         return [(range_.ptr, range_.size) for segment in self.segments for range_ in segment.ranges]
 
-    def alloc_block(self, owner: PageOwner, request: Request) -> Block | None:
+    def alloc_block(self, settings: Settings, request: Request) -> Block | None:
         """Map the missing pages of a request at the lowest address where it fits; None if no memory is left.
 
         The returned block is in no list of free blocks. Raises CudaError for every other failure of the
         driver.
         """
-        block = self._find_start_block(owner, request)
+        stream_segments = self._stream_segments.get((request.pool, request.stream))
+        block = stream_segments.find_start_block(request.size) if stream_segments else None
+        block = block or self._reserve_addresses(settings, request)
         if block is not None and not block.is_mapped:
-            block = self._map_pages(owner, block, min(request.size, block.size), request.stack)
+            block = self._map_pages(block, min(request.size, block.size), request.stack)
         while block is not None and block.size < request.size:
             rest_block = block.next
-            assert rest_block is not None  # noqa: S101  # because _find_start found enough addresses
+            assert rest_block is not None  # noqa: S101  because find_start_block found enough addresses
             missing_bytes = min(request.size - block.size, rest_block.size)
-            block = self._map_pages(owner, rest_block, missing_bytes, request.stack)
+            block = self._map_pages(rest_block, missing_bytes, request.stack)
         if block is not None:
             block.free_blocks.remove(block)
         return block
 
-    def release_blocks(self, owner: PageOwner, pool: BlockPool, stack: RawStack | None) -> None:
-        """Release every unused page of a pool, and then every segment without mapped pages.
-
-        Waits for the streams of the pages. On CudaError the remaining pages stay mapped.
-        """
-        groups = [
-            stream_segments
-            for (group_pool, _), stream_segments in sorted(
-                self._stream_segments.items(), key=_stream_of_group
-            )
-            if group_pool is pool
-        ]
-        for stream_segments in groups:
-            for block in [
-                free_block
-                for free_block in stream_segments.free_blocks
-                if free_block.expandable_segment is not None
-            ]:
-                self._unmap_pages(owner, block, stack)
-        for stream_segments in groups:
-            for segment in [segment for segment in stream_segments.segments if not segment.ranges]:
-                self._pages.unreserve(segment.ptr, segment.size)
-                segment.remove_from_stream()
-            if not stream_segments.segments:
-                del self._stream_segments[pool, stream_segments.free_blocks.stream]
-
-    def reservation_bytes(
-        self, settings: Settings, pool: BlockPool, stream: int, total_bytes: int
-    ) -> int:
-        """Return the size of a new address range on a device with ``total_bytes`` of memory."""
-        reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
-        default_reserve = settings.expandable_segments_reserve or _FULL_RESERVE
-        class_reserve = reserve_by_class.get(
-            self._reserve_class_by_stream.get(stream, ""), default_reserve
-        )
-        page_bytes = _page_bytes(settings, pool)
-        return -(-class_reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
-
-    def _find_start_block(self, owner: PageOwner, request: Request) -> Block | None:
-        stream_segments = self._stream_segments.get((request.pool, request.stream))
-        start_block = (
-            stream_segments.find_start_block(request.size) if stream_segments is not None else None
-        )
-        return start_block or self._reserve_addresses(owner, request)
-
-    def _reserve_addresses(self, owner: PageOwner, request: Request) -> Block | None:
+    def _reserve_addresses(self, settings: Settings, request: Request) -> Block | None:
         """Reserve addresses for a request, and return their block; None if no addresses are left.
 
         Also returns None if the request is larger than an address range.
         """
-        total_bytes = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
-        range_bytes = self.reservation_bytes(owner.settings, pool, stream, total_bytes)
+        range_bytes = self.reservation_bytes(settings, pool, stream)
         if request.size > range_bytes:
             return None
         try:
@@ -151,16 +112,25 @@ class ExpandableSegments:
             return None
         stream_segments = self._stream_segments.get((pool, stream))
         if stream_segments is None:
-            stream_segments = self._stream_segments[pool, stream] = StreamSegments(
-                pool.free_blocks(stream)
-            )
-        page_bytes = _page_bytes(owner.settings, pool)
+            stream_segments = StreamSegments(pool.free_blocks(stream))
+            self._stream_segments[pool, stream] = stream_segments
+        page_bytes = _page_bytes(settings, pool)
         return ExpandableSegment(
             ptr, range_bytes, page_bytes, stream_segments, self._registry
         ).first_block
 
+    def reservation_bytes(self, settings: Settings, pool: BlockPool, stream: int) -> int:
+        """Return the size of a new address range."""
+        reserve = dict(settings.expandable_segments_reserve_by_class).get(
+            self._reserve_class_by_stream.get(stream, ""),
+            settings.expandable_segments_reserve or Reserve(value=FULL_RESERVE),
+        )
+        page_bytes = _page_bytes(settings, pool)
+        total_bytes = self._upstream.memory_info().total_bytes
+        return -(-reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
+
     def _map_pages(
-        self, owner: PageOwner, unmapped_block: Block, needed_bytes: int, stack: RawStack | None
+        self, unmapped_block: Block, needed_bytes: int, stack: RawStack | None
     ) -> Block | None:
         """Map the first pages of an unmapped block, and return a free block; None if no memory is left."""
         segment = cast("ExpandableSegment", unmapped_block.expandable_segment)
@@ -174,17 +144,34 @@ class ExpandableSegments:
         if ptr == segment.ptr and segment.stack is None:
             segment.stack = stack
         block = segment.map(unmapped_block, page_count * page_bytes)
-        owner.count_mapped(block.pool, page_count * page_bytes)
-        if owner.history is not None:
-            pool = block.pool.id
-            owner.history.record(
-                SEGMENT_MAP, ptr, page_count * page_bytes, block.stream, stack, pool
-            )
+        self._record_mapped(ptr, page_count * page_bytes, block, stack)
         return block
 
-    def _unmap_pages(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:
+    def release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
+        """Release every unused page of a pool, and then every segment without mapped pages.
+
+        Waits for the streams of the pages. On CudaError the remaining pages stay mapped.
+        """
+        stream_groups = sorted(
+            (stream, stream_segments)
+            for (group_pool, stream), stream_segments in self._stream_segments.items()
+            if group_pool is pool
+        )
+        for _, stream_segments in stream_groups:
+            for block in list(stream_segments.free_blocks):
+                if block.expandable_segment is not None:
+                    self._unmap_pages(block, block.expandable_segment, stack)
+        for stream, stream_segments in stream_groups:
+            for segment in [segment for segment in stream_segments.segments if not segment.ranges]:
+                self._pages.unreserve(segment.ptr, segment.size)
+                segment.remove_from_stream()
+            if not stream_segments.segments:
+                del self._stream_segments[pool, stream]
+
+    def _unmap_pages(
+        self, block: Block, segment: ExpandableSegment, stack: RawStack | None
+    ) -> None:
         """Release the pages that lie completely in a free block."""
-        segment = cast("ExpandableSegment", block.expandable_segment)
         begin_address, end_address = segment.pages_within(block)
         if begin_address == end_address:
             return
@@ -193,17 +180,7 @@ class ExpandableSegments:
         self._pages.unmap(begin_address, end_address - begin_address)
         event_stack = stack or (segment.stack if block.ptr == segment.ptr else None)
         segment.unmap(block, begin_address, end_address)
-        owner.count_mapped(block.pool, begin_address - end_address)
-        if owner.history is not None:
-            pool = block.pool.id
-            owner.history.record(
-                SEGMENT_UNMAP,
-                begin_address,
-                end_address - begin_address,
-                block.stream,
-                event_stack,
-                pool,
-            )
+        self._record_mapped(begin_address, begin_address - end_address, block, event_stack)
 
 
 def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
@@ -245,10 +222,6 @@ def best_fit(free_blocks: FreeBlocks, size: int, *, uses_expandable: bool) -> Bl
             break
         best_block = block
     return best_block
-
-
-def _stream_of_group(group: tuple[tuple[BlockPool, int], StreamSegments]) -> int:
-    return group[0][1]
 
 
 def _page_bytes(settings: Settings, pool: BlockPool) -> int:

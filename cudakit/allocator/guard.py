@@ -11,11 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from typing import Any
 
 from cudakit.errors import CudaError, UsageError
-
-_QueuedFree = TypeVar("_QueuedFree")
 
 
 class Reentered(UsageError):
@@ -31,8 +29,8 @@ class Reentered(UsageError):
 class Gate:
     """Two flags that stop the fast path from changing the allocator.
 
-    ``busy`` is set while a call changes the allocator, ``slow`` while an option is on that only the slow path
-    implements.
+    ``busy`` is set while a call changes the allocator, ``slow`` while an option is on that the fast path does
+    not implement.
     """
 
     __slots__ = ("busy", "slow")
@@ -41,21 +39,20 @@ class Gate:
         self.busy = self.slow = False
 
 
-class Guard(Generic[_QueuedFree]):
+class Guard:
     """A lock that its holder cannot acquire a second time, with a queue of frees that could not acquire it.
 
-    ``perform_free`` performs a queued free. ``watchers`` are called, without the lock, after every change.
+    ``perform_free`` is called with the arguments of each queued free. ``watchers`` are called, without the
+    lock, after every change.
     """
 
     __slots__ = ("gate", "lock", "perform_free", "queued_frees", "watchers")
 
-    def __init__(
-        self, perform_free: Callable[[_QueuedFree], None], gate: Gate | None = None
-    ) -> None:
+    def __init__(self, perform_free: Callable[..., None], gate: Gate | None = None) -> None:
         self.lock = threading.RLock()
         self.gate = gate or Gate()
         self.perform_free = perform_free
-        self.queued_frees: deque[_QueuedFree] = deque()
+        self.queued_frees: deque[tuple[Any, ...]] = deque()
         self.watchers: list[Callable[[], None]] = []
 
     @contextmanager
@@ -98,25 +95,22 @@ class Guard(Generic[_QueuedFree]):
         return True
 
     def leave(self) -> None:
-        """Release the lock without performing queued frees."""
+        """Release the lock without performing queued frees or calling watchers."""
         self.gate.busy = False
         self.lock.release()
 
     def exit(self) -> None:
         """Release the lock, perform queued frees and call the watchers."""
         self.leave()
-        if self.queued_frees or self.watchers:
-            self.finish_change()
+        if self.queued_frees:
+            self.drain_queue()
+        if self.watchers:
+            for watcher in list(self.watchers):
+                watcher()
 
-    def finish_change(self) -> None:
-        """Perform queued frees and call the watchers. The caller does not hold the lock."""
-        self.drain_queue()
-        for watcher in list(self.watchers):
-            watcher()
-
-    def queue_free(self, queued_free: _QueuedFree) -> None:
+    def queue_free(self, *free_arguments: Any) -> None:
         """Queue a free that could not acquire the lock."""
-        self.queued_frees.append(queued_free)
+        self.queued_frees.append(free_arguments)
         # The thread with the lock may have released the lock before the queue contained this free.
         self.drain_queue()
 
@@ -133,4 +127,4 @@ class Guard(Generic[_QueuedFree]):
         while self.queued_frees:
             # If an event cannot be recorded, the block stays pending, and the event is recorded later.
             with suppress(CudaError):
-                self.perform_free(self.queued_frees.popleft())
+                self.perform_free(*self.queued_frees.popleft())

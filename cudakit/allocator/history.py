@@ -186,7 +186,7 @@ class History:
             block.requested,
             free_blocks.stream,
             stack or block.stack,
-            free_blocks.pool.id,
+            free_blocks.pool_id,
         )
 
     @contextmanager

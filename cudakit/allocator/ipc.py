@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, cast
 
+from cudakit.allocator.blocks import ExpandableSegment
 from cudakit.errors import CudaError, InputError, UsageError
 from cudakit.gpu.api import (
     HANDLE_BYTES,
@@ -64,9 +65,7 @@ class SharedMemory:
     offset_bytes: int  # Offset of the shared address in the opened memory.
     device: str  # UUID of the device.
     process: ProcessId  # The process that shares the memory.
-    page_bytes: (
-        int  # Bytes of the page of each handle; 0: the only handle is that of a whole segment.
-    )
+    page_bytes: int  # Bytes of the page of each handle; 0: the handle is that of a whole segment.
     handles: tuple[Handle, ...]  # Handles of the pages in the order of their addresses.
 
     def as_text(self) -> str:
@@ -214,11 +213,6 @@ class IpcRegistry:
         self._imported_handles = weakref.WeakValueDictionary[tuple[object, ...], ImportedHandle]()
         self._unused_handles = deque[_ClosingCalls]()
 
-    @property
-    def process_id(self) -> ProcessId:
-        """The id of the current process."""
-        return self._gpu.process
-
     @cached_property
     def device_uuid(self) -> str:
         """The UUID of the device."""
@@ -233,12 +227,34 @@ class IpcRegistry:
         with self._gpu.relaxed():
             return self._gpu.ipc_handle(ptr)
 
-    def export_pages(
-        self, ptr: int, page_bytes: int, page_count: int
-    ) -> tuple[ShareableHandle, ...]:
-        """Return the handles of pages. Raises CudaError, or Unsupported if the pages have no handles."""
-        with self._gpu.relaxed():
-            return self._export_pages(ptr, page_bytes, page_count)
+    def share(
+        self,
+        ptr: int,
+        size_bytes: int,
+        segment_address: int,
+        expandable_segment: ExpandableSegment | None,
+    ) -> SharedMemory:
+        """Describe memory in a plain segment, or in the pages of an expandable segment.
+
+        Raises CudaError, or Unsupported if the pages have no handles.
+        """
+        handles: tuple[Handle, ...]
+        page_bytes = 0
+        if expandable_segment is None:
+            handles = (self.ipc_handle(Ptr(segment_address)),)
+        else:
+            page_bytes = expandable_segment.page_bytes
+            segment_address, page_count = expandable_segment.pages_containing(ptr, ptr + size_bytes)
+            with self._gpu.relaxed():
+                handles = self._export_pages(segment_address, page_bytes, page_count)
+        return SharedMemory(
+            size_bytes,
+            ptr - segment_address,
+            self.device_uuid,
+            self._gpu.process,
+            page_bytes,
+            handles,
+        )
 
     def open_memory(self, shared_memory: SharedMemory) -> ImportedHandle:
         """Open shared memory, unless it is open already. Raises the errors of ``open_shared``."""
@@ -298,7 +314,7 @@ class IpcRegistry:
         self._close_unused_handles()  # A finalizer cannot report a failure, but the next call tries again.
 
     def _check_openable(self, shared_memory: SharedMemory) -> None:
-        if shared_memory.process == self.process_id:
+        if shared_memory.process == self._gpu.process:
             raise UsageError(
                 "this process shared the memory itself, and CUDA opens memory of other processes only",
                 hint="use the shared address",

@@ -81,6 +81,18 @@ class Captures:
         self.capture_count = 0
         self.graphs: list[CapturedGraph] = []
 
+    def begin(self, graph: CapturedGraph | None = None) -> None:
+        """Count a capture, whose ``graph`` may prove which blocks can be reused."""
+        self.capture_count += 1
+        if graph is not None:
+            self.graphs.append(graph)
+
+    def end(self, graph: CapturedGraph | None = None) -> None:
+        """End a capture that began with this graph."""
+        self.capture_count -= 1
+        if graph is not None:
+            self.graphs.remove(graph)
+
 
 class PendingFrees:
     """The freed blocks that other streams still use.
@@ -171,14 +183,26 @@ class PendingFrees:
         """Wait for the streams that use freed blocks of all pools, or of ``pool``; complete the blocks."""
         self._record_deferred(stack)
         deferred_blocks = [
-            block for block in self._deferred_frees if pool is None or block.pool.id == pool
+            block
+            for block in self._deferred_frees
+            if pool is None or block.free_blocks.pool_id == pool
         ]
         if deferred_blocks:  # A stream may have been destroyed, so wait for the whole device.
             self._upstream.sync()
-            self._forget_deferred_frees(deferred_blocks, stack)
+        for block in deferred_blocks:
+            del self._deferred_frees[block]
+            block.stream_uses = None
+            if not block.event_count:
+                self._complete_block(block, stack)
         for stream_key in list(self._queues):
-            self._synchronize_queue(self._queues[stream_key], stack, pool)
-            if not self._queues[stream_key]:
+            queue = self._queues[stream_key]
+            for queued_free in list(queue):
+                cuda_event, _, block = queued_free
+                if pool is None or block.free_blocks.pool_id == pool:
+                    self._upstream.sync_event(cuda_event)
+                    queue.remove(queued_free)
+                    self._handle_event(cuda_event, block, stack)
+            if not queue:
                 del self._queues[stream_key]
 
     def record_deferred_events(self, stack: RawStack | None = None) -> None:
@@ -237,23 +261,6 @@ class PendingFrees:
                 del self._deferred_frees[block]
                 self._uses_in_captures.pop(block, None)
                 block.stream_uses = None
-                self._complete_block(block, stack)
-
-    def _synchronize_queue(
-        self, queue: _EventQueue, stack: RawStack | None, pool: PoolId | None
-    ) -> None:
-        for queued_free in list(queue):
-            cuda_event, _, block = queued_free
-            if pool is None or block.pool.id == pool:
-                self._upstream.sync_event(cuda_event)
-                queue.remove(queued_free)
-                self._handle_event(cuda_event, block, stack)
-
-    def _forget_deferred_frees(self, blocks: list[Block], stack: RawStack | None) -> None:
-        for block in blocks:
-            del self._deferred_frees[block]
-            block.stream_uses = None
-            if not block.event_count:
                 self._complete_block(block, stack)
 
     def _handle_event(self, cuda_event: Event, block: Block, stack: RawStack | None) -> None:

@@ -27,8 +27,8 @@ else:
 class CachingMemoryResource(AllocatorResource):
     """The caching allocator as a MemoryResource of cuda.core, to be set as ``Device.memory_resource``.
 
-    The resource uses ``allocator``, or creates a ``CachingAllocator`` with ``device``, ``settings`` and
-    ``front_cache``. ``resource.allocator`` is the allocator. Raises MissingDependency without cuda.core.
+    The resource uses ``allocator``, or creates a ``CachingAllocator`` with ``device`` and ``settings``.
+    ``resource.allocator`` is the allocator. Raises MissingDependency without cuda.core.
 
     >>> resource = cudakit.CachingMemoryResource(0)  # doctest: +SKIP
     >>> with resource.allocate(1 << 20, stream=stream) as buffer:  # doctest: +SKIP
@@ -40,9 +40,6 @@ class CachingMemoryResource(AllocatorResource):
         device: int | str | Gpu | None = None,
         *,
         settings: str | None = None,
-        front_cache: int = 0,
         allocator: Allocator | None = None,
     ) -> None:
-        super().__init__(
-            allocator or CachingAllocator(device, settings=settings, front_cache=front_cache)
-        )
+        super().__init__(allocator or CachingAllocator(device, settings=settings))

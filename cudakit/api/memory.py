@@ -110,6 +110,6 @@ def replay_snapshots(
 
 def new_allocator(device: ReplayDevice, settings: Settings, search_again: bool) -> ReplayAllocator:
     """Return the caching allocator for a replay by ``memory.whatif``."""
-    from cudakit.allocator.allocator import CachingAllocator
+    from cudakit.allocator.allocator import DeviceCachingAllocator
 
-    return CachingAllocator(device, settings, search_again=search_again)
+    return DeviceCachingAllocator(device, settings, search_again=search_again)

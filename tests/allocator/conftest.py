@@ -9,7 +9,7 @@ from allocator import invariants
 from allocator.device import Device
 from allocator.work import Work
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def device() -> Device:
 
 
 @pytest.fixture
-def allocator(device: Device) -> Iterator[CachingAllocator]:
-    instance = CachingAllocator(device)
+def allocator(device: Device) -> Iterator[DeviceCachingAllocator]:
+    instance = DeviceCachingAllocator(device)
     yield instance
     invariants.check(instance)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 
 KINDS = {"small": "small_pool", "large": "large_pool"}
 BY_POOL = "reserved_bytes_by_private_pools."
 
 
-def check(allocator: CachingAllocator) -> None:
+def check(allocator: DeviceCachingAllocator) -> None:
     check_state(allocator.statistics(), allocator.snapshot()["segments"])
 
 

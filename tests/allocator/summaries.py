@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 
 
-def current(allocator: CachingAllocator, metric: str, kind: str = "all") -> int:
+def current(allocator: DeviceCachingAllocator, metric: str, kind: str = "all") -> int:
     return allocator.statistics()[f"{metric}.{kind}.current"]
 
 
 @contextmanager
-def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
+def changes(allocator: DeviceCachingAllocator) -> Iterator[dict[str, int]]:
     """Yield a dict that receives the changes of current values at the end, by name without ``current``.
 
     Statistics of private pools that are created meanwhile are left out.
@@ -27,7 +27,7 @@ def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
             values[name.removesuffix(".current")] = value - earlier[name]
 
 
-def blocks(allocator: CachingAllocator) -> list[list[tuple[int, str]]]:
+def blocks(allocator: DeviceCachingAllocator) -> list[list[tuple[int, str]]]:
     """Return the size and the state of each block, by segment."""
     return [
         [(block["size"], block["state"]) for block in segment["blocks"]]
@@ -35,11 +35,11 @@ def blocks(allocator: CachingAllocator) -> list[list[tuple[int, str]]]:
     ]
 
 
-def segments(allocator: CachingAllocator) -> list[tuple[str, int]]:
+def segments(allocator: DeviceCachingAllocator) -> list[tuple[str, int]]:
     """Return the kind and the size of each segment."""
     values: list[dict[str, Any]] = allocator.snapshot()["segments"]
     return [(segment["segment_type"], segment["total_size"]) for segment in values]
 
 
-def actions(allocator: CachingAllocator) -> list[str]:
+def actions(allocator: DeviceCachingAllocator) -> list[str]:
     return [entry["action"] for entry in allocator.snapshot()["device_traces"][0]]

@@ -9,8 +9,8 @@ from allocator.virtual_device import VirtualDevice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.limits import AddressSpace
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.expandable import AddressSpace
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY
@@ -66,7 +66,7 @@ def test_stream_class_applies_to_new_segments_and_can_be_removed() -> None:
 
 def test_stream_class_can_be_set_before_expandable_segments_are_on() -> None:
     device = VirtualDevice()
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     allocator.set_reserve_class(SIDE, "tiny")
     assert allocator.address_space() == AddressSpace(0, 0)
     allocator.configure(

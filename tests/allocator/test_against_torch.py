@@ -49,11 +49,11 @@ def test_snapshot_is_drawn_by_torchs_viewer() -> None:
 
 def recorded() -> dict[str, Any]:
     """Return a snapshot with all kinds of entries."""
-    from cudakit.allocator.allocator import CachingAllocator
+    from cudakit.allocator.allocator import DeviceCachingAllocator
     from cudakit.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
 
-    allocator = CachingAllocator(GpuUpstream(Cuda(0)))
+    allocator = DeviceCachingAllocator(GpuUpstream(Cuda(0)))
     allocator.record_history()
     blocks = [allocator.alloc(size) for size in (1, 700, 3 << 20, 30 << 20)]
     for ptr in blocks[::2]:

@@ -10,16 +10,15 @@ from allocator.device import MIB, Device
 from allocator.pinned.host import Host
 from allocator.summaries import actions
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.state import InvalidPointer
+from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
+from cudakit.allocator.pinned import CachingHostAllocator
 from cudakit.memory.load import load
 from cudakit.memory.snapshot import HOST, BlockState, Snapshot
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings
 
 
-def test_annotation_of_a_live_allocation_is_in_the_trace(allocator: CachingAllocator) -> None:
+def test_annotation_of_a_live_allocation_is_in_the_trace(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history()
     allocator.set_metadata("of all")
     ptr = allocator.alloc(700)
@@ -35,12 +34,14 @@ def test_annotation_of_a_live_allocation_is_in_the_trace(allocator: CachingAlloc
     assert trace_entry["frames"][0]["filename"] == __file__
 
 
-def test_annotating_an_address_without_allocation_is_refused(allocator: CachingAllocator) -> None:
+def test_annotating_an_address_without_allocation_is_refused(
+    allocator: DeviceCachingAllocator,
+) -> None:
     with pytest.raises(InvalidPointer, match="nothing is allocated at 0xbad"):
         allocator.annotate(0xBAD, "weights")
 
 
-def test_annotation_without_history_is_ignored(allocator: CachingAllocator) -> None:
+def test_annotation_without_history_is_ignored(allocator: DeviceCachingAllocator) -> None:
     allocator.annotate(allocator.alloc(1), "weights")
     with allocator.annotated("step"):
         pass
@@ -50,7 +51,7 @@ def test_annotation_without_history_is_ignored(allocator: CachingAllocator) -> N
 
 
 def test_annotated_range_ends_if_its_body_raises(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.record_history()
     with pytest.raises(ZeroDivisionError), allocator.annotated("step 1"):
@@ -64,7 +65,7 @@ def test_annotated_range_ends_if_its_body_raises(
     assert abs(annotations[0]["time_us"] / 1e6 - time()) < 60
 
 
-def test_ranges_are_limited_to_max_entries(allocator: CachingAllocator) -> None:
+def test_ranges_are_limited_to_max_entries(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history(max_entries=2)
     for step in range(3):
         with allocator.annotated(f"step {step}"):
@@ -78,7 +79,7 @@ def test_ranges_are_limited_to_max_entries(allocator: CachingAllocator) -> None:
 
 def test_snapshot_has_pytorchs_settings_then_all_effective_settings() -> None:
     settings = Settings(large_segment_size_bytes=40 * MIB, memory_fraction=0.5)
-    snapshot_settings = CachingAllocator(Device(), settings).snapshot()["allocator_settings"]
+    snapshot_settings = DeviceCachingAllocator(Device(), settings).snapshot()["allocator_settings"]
 
     torch_settings = settings.as_torch()
     assert list(snapshot_settings)[: len(torch_settings)] == list(torch_settings)
@@ -94,7 +95,7 @@ def test_snapshot_has_pytorchs_settings_then_all_effective_settings() -> None:
 
 def recorded(tmp_path: Path) -> Snapshot:
     """Record all kinds of entries, save a snapshot, and load it as memviz does."""
-    allocator, host = CachingAllocator(Device(64 * MIB)), Host()
+    allocator, host = DeviceCachingAllocator(Device(64 * MIB)), Host()
     pool = CachingHostAllocator(host)
     allocator.include_pinned(pool)
     allocator.record_history()

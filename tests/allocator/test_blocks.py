@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cudakit.allocator.blocks import PLAIN_TYPES, Block, BlockPool, BlockTypes
-from cudakit.allocator.pool_stats import DeviceStats
-from cudakit.allocator.state import native_module
+from cudakit.allocator.blocks import Block, BlockPool, FreeBlocks
+from cudakit.allocator.memory import native_module
+from cudakit.allocator.stats import BlockCounters, DeviceStats
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 
 NATIVE = native_module()
@@ -17,9 +17,10 @@ NATIVE = native_module()
 def pool(request: Any) -> BlockPool:
     if request.param == "native" and NATIVE is None:
         pytest.skip("the native types were not compiled")
-    types: BlockTypes = NATIVE.NATIVE_TYPES if request.param == "native" else PLAIN_TYPES  # type: ignore[union-attr]
-    stats = DeviceStats(1 << 62, types.counters_type).small
-    return BlockPool(DEFAULT_POOL, stats, is_small=True, free_blocks_type=types.free_blocks_type)
+    types = NATIVE if request.param == "native" else None
+    stats = DeviceStats(1 << 62, types.BlockCounters if types else BlockCounters).small
+    free_blocks_type = types.FreeBlocks if types else FreeBlocks
+    return BlockPool(DEFAULT_POOL, stats, is_small=True, free_blocks_type=free_blocks_type)
 
 
 @pytest.mark.parametrize("count", [10, 6000])

@@ -4,12 +4,12 @@ import pytest
 from allocator.device import MIB, Device
 from allocator.summaries import segments
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.errors import UsageError
 
 
 def test_cache_limit_releases_segments_right_after_the_free(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     allocator.set_cache_limit(50 * MIB)
     for ptr in [allocator.alloc(size * MIB) for size in (20, 30, 40)]:
@@ -20,7 +20,7 @@ def test_cache_limit_releases_segments_right_after_the_free(
 
 
 def test_cache_limit_releases_the_smallest_sufficient_segment_else_the_largest(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     for ptr in [allocator.alloc(size * MIB) for size in (20, 30, 40)]:
         allocator.free(ptr)
@@ -33,7 +33,7 @@ def test_cache_limit_releases_the_smallest_sufficient_segment_else_the_largest(
     assert segments(allocator) == []
 
 
-def test_cache_limit_keeps_segments_in_use(allocator: CachingAllocator) -> None:
+def test_cache_limit_keeps_segments_in_use(allocator: DeviceCachingAllocator) -> None:
     allocator.set_cache_limit(0)
     live, freed = allocator.alloc(9 * MIB), allocator.alloc(9 * MIB)
     allocator.free(freed)
@@ -44,7 +44,7 @@ def test_cache_limit_keeps_segments_in_use(allocator: CachingAllocator) -> None:
 
 
 def test_segment_that_the_driver_refuses_stays_cached(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     allocator.set_cache_limit(0)
     ptr = allocator.alloc(20 * MIB)
@@ -56,16 +56,18 @@ def test_segment_that_the_driver_refuses_stays_cached(
     assert device.used == 0
 
 
-def test_removed_cache_limit_releases_nothing(allocator: CachingAllocator, device: Device) -> None:
+def test_removed_cache_limit_releases_nothing(
+    allocator: DeviceCachingAllocator, device: Device
+) -> None:
     allocator.set_cache_limit(0)
     allocator.set_cache_limit(None)
     allocator.free(allocator.alloc(20 * MIB))
 
     assert device.used == 20 * MIB
-    assert allocator._state.guard.watchers == []
+    assert allocator._guard.watchers == []
 
 
-def test_snapshot_has_the_cache_limit(allocator: CachingAllocator) -> None:
+def test_snapshot_has_the_cache_limit(allocator: DeviceCachingAllocator) -> None:
     assert allocator.snapshot()["allocator_settings"]["cudakit_cache_limit"] == -1
     allocator.set_cache_limit(7)
     assert allocator.snapshot()["allocator_settings"]["cudakit_cache_limit"] == 7

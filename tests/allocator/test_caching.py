@@ -10,8 +10,7 @@ from allocator import invariants
 from allocator.device import MIB, Device
 from allocator.summaries import changes, current
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.state import InvalidPointer, InvalidSize
+from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer, InvalidSize
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 
@@ -19,7 +18,7 @@ FREE, LIVE = "inactive", "active_allocated"
 
 
 def test_2_zero_bytes_return_address_0_and_are_not_counted(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     allocator.record_history()
     with changes(allocator) as changed:
@@ -39,7 +38,7 @@ def test_2_zero_bytes_return_address_0_and_are_not_counted(
     ],
 )
 def test_2_invalid_free_is_refused_and_recorded(
-    allocator: CachingAllocator, offset: int, words: str
+    allocator: DeviceCachingAllocator, offset: int, words: str
 ) -> None:
     first, _ = allocator.alloc(512), allocator.alloc(100 << 10)
     allocator.free(first)
@@ -54,12 +53,16 @@ def test_2_invalid_free_is_refused_and_recorded(
     assert allocator.counters()["num_invalid_frees"] == 1
 
 
-def test_2_record_use_of_an_unallocated_address_is_refused(allocator: CachingAllocator) -> None:
+def test_2_record_use_of_an_unallocated_address_is_refused(
+    allocator: DeviceCachingAllocator,
+) -> None:
     with pytest.raises(InvalidPointer, match="no segment"):
         allocator.record_use(12345, 1)
 
 
-def test_3_sums_of_freed_bytes_continue_after_empty_cache(allocator: CachingAllocator) -> None:
+def test_3_sums_of_freed_bytes_continue_after_empty_cache(
+    allocator: DeviceCachingAllocator,
+) -> None:
     ptr = allocator.alloc(1024)
     assert current(allocator, "active_bytes") == 1024
     allocator.free(ptr)
@@ -73,8 +76,8 @@ def test_3_sums_of_freed_bytes_continue_after_empty_cache(allocator: CachingAllo
 
 
 def test_10_growing_tensors_on_two_devices() -> None:
-    allocators = [CachingAllocator(Device()), CachingAllocator(Device(), device=1)]
-    live: list[tuple[CachingAllocator, int]] = []
+    allocators = [DeviceCachingAllocator(Device()), DeviceCachingAllocator(Device(), device=1)]
+    live: list[tuple[DeviceCachingAllocator, int]] = []
 
     def take(elements: int) -> None:
         for allocator in allocators:
@@ -102,7 +105,7 @@ def test_10_growing_tensors_on_two_devices() -> None:
         check_end(allocator)
 
 
-def check_end(allocator: CachingAllocator) -> None:
+def check_end(allocator: DeviceCachingAllocator) -> None:
     earlier_statistics = allocator.statistics()
     assert earlier_statistics["allocated_bytes.all.current"] == 0
     allocator.empty_cache()
@@ -118,7 +121,7 @@ def check_end(allocator: CachingAllocator) -> None:
 
 
 def test_12_without_caching_each_request_is_a_driver_call_and_not_counted(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     allocator.enable_caching(enabled=False)
     ptr = allocator.alloc(MIB)
@@ -133,7 +136,7 @@ def test_12_without_caching_each_request_is_a_driver_call_and_not_counted(
 
 
 def test_driver_call_may_run_without_the_lock(device: Device) -> None:
-    allocator = CachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
+    allocator = DeviceCachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
 
     with changes(allocator) as changed:
         allocator.alloc(84 * MIB)
@@ -141,7 +144,7 @@ def test_driver_call_may_run_without_the_lock(device: Device) -> None:
     assert changed["active_bytes.all"] == 84 * MIB
 
 
-def test_legacy_handle_is_the_default_stream(allocator: CachingAllocator) -> None:
+def test_legacy_handle_is_the_default_stream(allocator: DeviceCachingAllocator) -> None:
     first = allocator.alloc(MIB, 0)
     allocator.free(first)
 
@@ -149,7 +152,7 @@ def test_legacy_handle_is_the_default_stream(allocator: CachingAllocator) -> Non
 
 
 def test_numpy_size_is_recorded_as_an_int(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.alloc(np.int64(700))
 
@@ -159,7 +162,7 @@ def test_numpy_size_is_recorded_as_an_int(
 
 @pytest.mark.parametrize(("size", "error"), [(-1, InvalidSize), (1.5, TypeError), ("1", TypeError)])
 def test_alloc_refuses_a_size_that_is_not_a_nonnegative_integer(
-    allocator: CachingAllocator, size: int, error: type[Exception]
+    allocator: DeviceCachingAllocator, size: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         allocator.alloc(size)
@@ -167,11 +170,11 @@ def test_alloc_refuses_a_size_that_is_not_a_nonnegative_integer(
 
 def test_unsupported_backend_is_refused(device: Device) -> None:
     with pytest.raises(Unsupported, match="cudaMallocAsync"):
-        CachingAllocator(device, Settings(backend="cudaMallocAsync"))
+        DeviceCachingAllocator(device, Settings(backend="cudaMallocAsync"))
 
 
 def test_close_releases_unused_memory(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     live = allocator.alloc(MIB)
     other = allocator.alloc(30 * MIB)
     allocator.record_use(other, 11)

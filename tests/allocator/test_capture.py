@@ -10,9 +10,9 @@ from allocator.capture_graph import CaptureGraph
 from allocator.device import MIB, Device
 from allocator.summaries import current
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.private_pools import GraphMemory, MemPool, PoolError
+from cudakit.allocator.pools import GraphMemory, MemPool, PoolError
 from cudakit.errors import CudaError, UsageError
 from cudakit.torch_rules.settings import Settings
 
@@ -21,7 +21,7 @@ REUSE = Settings(graph_capture_record_stream_reuse=True)
 
 
 def record(
-    allocator: CachingAllocator, size: int, memory: GraphMemory | None = None
+    allocator: DeviceCachingAllocator, size: int, memory: GraphMemory | None = None
 ) -> tuple[GraphMemory, int]:
     """Capture b = copy(a), then five times b = copy(b) + 1; return also the last b."""
     with allocator.capture(memory) as captured:
@@ -34,7 +34,7 @@ def record(
     return captured, b
 
 
-def test_31_third_graph_reuses_memory_of_the_second(allocator: CachingAllocator) -> None:
+def test_31_third_graph_reuses_memory_of_the_second(allocator: DeviceCachingAllocator) -> None:
     memory, first = record(allocator, SIZE)
     _second_memory, second = record(allocator, SIZE, memory)
     allocator.free(second)
@@ -47,7 +47,7 @@ def test_31_third_graph_reuses_memory_of_the_second(allocator: CachingAllocator)
 
 
 def test_33_streams_used_only_in_a_capture_are_not_waited_for(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     early, late = allocator.alloc(SIZE), allocator.alloc(SIZE)
     allocator.record_use(early, 11)
@@ -67,7 +67,7 @@ def test_33_streams_used_only_in_a_capture_are_not_waited_for(
 
 
 def test_33_stream_used_before_and_in_a_capture_is_waited_for(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(SIZE)
     allocator.record_use(ptr, 11)
@@ -81,7 +81,7 @@ def test_33_stream_used_before_and_in_a_capture_is_waited_for(
 
 
 def test_33_use_in_a_capture_counts_if_the_block_outlives_the_capture(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(SIZE)
     with allocator.capture():
@@ -94,7 +94,7 @@ def test_33_use_in_a_capture_counts_if_the_block_outlives_the_capture(
 
 
 def test_33_use_in_a_capture_is_dropped_with_its_allocation(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(SIZE)
     with allocator.capture():
@@ -110,7 +110,7 @@ def test_33_use_in_a_capture_is_dropped_with_its_allocation(
 
 
 def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
-    allocator, graph = CachingAllocator(device, REUSE), CaptureGraph(11)
+    allocator, graph = DeviceCachingAllocator(device, REUSE), CaptureGraph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
         graph.launch(11)
@@ -136,7 +136,7 @@ def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
 def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
     device: Device, settings: Settings
 ) -> None:
-    allocator, graph = CachingAllocator(device, settings), CaptureGraph(11)
+    allocator, graph = DeviceCachingAllocator(device, settings), CaptureGraph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
         graph.launch(11)
@@ -164,7 +164,7 @@ class Unasked(CaptureGraph):
 
 
 def test_34_failed_graph_query_defers_the_block(device: Device) -> None:
-    allocator, graph = CachingAllocator(device, REUSE), Unasked(11)
+    allocator, graph = DeviceCachingAllocator(device, REUSE), Unasked(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
         allocator.record_use(ptr, 12)
@@ -179,7 +179,7 @@ def test_34_failed_graph_query_defers_the_block(device: Device) -> None:
 
 
 def test_requests_on_captured_streams_use_the_pool_of_the_capture(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     graph = CaptureGraph(11)
     with allocator.capture(stream=11, graph=graph) as memory:
@@ -191,7 +191,7 @@ def test_requests_on_captured_streams_use_the_pool_of_the_capture(
     assert [s["segment_pool_id"] for s in segments] == [memory.id, memory.id, (0, 0)]
 
 
-def test_capture_can_use_a_mem_pool(allocator: CachingAllocator) -> None:
+def test_capture_can_use_a_mem_pool(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool) as memory:
         allocator.free(allocator.alloc(SIZE))
@@ -204,7 +204,7 @@ def test_capture_can_use_a_mem_pool(allocator: CachingAllocator) -> None:
     assert allocator.private_pools() == ()
 
 
-def test_failed_capture_holds_no_pool(allocator: CachingAllocator, device: Device) -> None:
+def test_failed_capture_holds_no_pool(allocator: DeviceCachingAllocator, device: Device) -> None:
     with pytest.raises(KeyError), allocator.capture() as memory:
         allocator.free(allocator.alloc(SIZE))
         raise KeyError
@@ -218,7 +218,7 @@ def test_failed_capture_holds_no_pool(allocator: CachingAllocator, device: Devic
 
 def test_out_of_memory_in_a_capture_releases_nothing() -> None:
     device = Device(50 * MIB)
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     allocator.free(allocator.alloc(SIZE))
     with pytest.raises(OutOfMemory), allocator.capture():
         allocator.alloc(SIZE)
@@ -227,7 +227,7 @@ def test_out_of_memory_in_a_capture_releases_nothing() -> None:
     assert allocator.alloc(50 * MIB)
 
 
-def test_end_without_begin_is_refused(allocator: CachingAllocator) -> None:
+def test_end_without_begin_is_refused(allocator: DeviceCachingAllocator) -> None:
     with pytest.raises(PoolError, match="no capture was begun"):
         allocator.end_capture()
     allocator.begin_capture()
@@ -237,7 +237,7 @@ def test_end_without_begin_is_refused(allocator: CachingAllocator) -> None:
 
 
 def test_pool_of_a_capture_is_released_once(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     memory, output = record(allocator, SIZE)
     memory.close()
@@ -250,7 +250,7 @@ def test_pool_of_a_capture_is_released_once(
 
 
 def test_request_of_a_capture_is_refused_without_caching(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     allocator.enable_caching(enabled=False)
     with allocator.capture(stream=11):

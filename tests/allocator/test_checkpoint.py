@@ -9,13 +9,12 @@ import pytest
 from allocator import invariants
 from allocator.device import MIB, Device
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.private_pools import MemPool, PoolError
-from cudakit.allocator.state import InvalidPointer
+from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
+from cudakit.allocator.pools import MemPool, PoolError
 from cudakit.torch_rules.settings import Settings
 
 
-def in_pool(allocator: CachingAllocator, pool: MemPool, *sizes: int) -> list[int]:
+def in_pool(allocator: DeviceCachingAllocator, pool: MemPool, *sizes: int) -> list[int]:
     with allocator.use_pool(pool):
         return [int(allocator.alloc(size)) for size in sizes]
 
@@ -54,7 +53,7 @@ def addresses(pool: MemPool) -> set[int]:
     ],
 )
 def test_42_restore_recreates_the_blocks_of_a_pool(
-    allocator: CachingAllocator, sizes: list[int], kept_blocks: list[int]
+    allocator: DeviceCachingAllocator, sizes: list[int], kept_blocks: list[int]
 ) -> None:
     pool = MemPool(allocator)
     checkpoint_blocks = in_pool(allocator, pool, *sizes)
@@ -77,7 +76,7 @@ def test_42_restore_recreates_the_blocks_of_a_pool(
     invariants.check(allocator)
 
 
-def test_42_only_restored_allocations_can_be_freed(allocator: CachingAllocator) -> None:
+def test_42_only_restored_allocations_can_be_freed(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     first, second, _ = in_pool(allocator, pool, 512, 512, 512)
     state = allocator.checkpoint(pool)
@@ -95,7 +94,7 @@ def test_42_only_restored_allocations_can_be_freed(allocator: CachingAllocator) 
     assert counts == [2, 1, 0]
 
 
-def test_42_holds_exactly_compares_the_live_addresses(allocator: CachingAllocator) -> None:
+def test_42_holds_exactly_compares_the_live_addresses(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     first, second = in_pool(allocator, pool, 512, 30 * MIB)
     other = allocator.alloc(512)
@@ -106,7 +105,7 @@ def test_42_holds_exactly_compares_the_live_addresses(allocator: CachingAllocato
     assert not allocator.holds_exactly(pool, [])
 
 
-def test_42_checkpoint_can_be_restored_repeatedly(allocator: CachingAllocator) -> None:
+def test_42_checkpoint_can_be_restored_repeatedly(allocator: DeviceCachingAllocator) -> None:
     pool, rng = MemPool(allocator), random.Random(3)
     live = in_pool(allocator, pool, *(rng.randint(1, 3 * MIB) for _ in range(20)))
     for ptr in rng.sample(live, 10):
@@ -125,7 +124,7 @@ def test_42_checkpoint_can_be_restored_repeatedly(allocator: CachingAllocator) -
 
 
 def test_restore_splits_despite_changed_settings(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     pool = MemPool(allocator)
     large, small = in_pool(allocator, pool, 30 * MIB, 4 * MIB)
     allocator.free(large)
@@ -142,7 +141,7 @@ def test_restore_splits_despite_changed_settings(device: Device) -> None:
 
 
 def test_checkpoint_is_refused_if_other_streams_use_a_freed_block(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     pool = MemPool(allocator)
     ptr, _ = in_pool(allocator, pool, 512, 512)
@@ -163,7 +162,7 @@ def test_checkpoint_is_refused_if_other_streams_use_a_freed_block(
     assert layout(pool) == used_layout
 
 
-def test_deferred_frees_are_recorded_before_a_checkpoint(allocator: CachingAllocator) -> None:
+def test_deferred_frees_are_recorded_before_a_checkpoint(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool):
         ptr = allocator.alloc(512)
@@ -176,7 +175,7 @@ def test_deferred_frees_are_recorded_before_a_checkpoint(allocator: CachingAlloc
     assert [block.allocated for block in blocks] == [False]
 
 
-def test_restore_is_refused_if_a_segment_was_released(allocator: CachingAllocator) -> None:
+def test_restore_is_refused_if_a_segment_was_released(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool) as memory:
         ptr = allocator.alloc(30 * MIB)
@@ -195,6 +194,6 @@ def test_restore_is_refused_if_a_segment_was_released(allocator: CachingAllocato
         allocator.restore(state)
 
 
-def test_checkpoint_of_the_default_pool_is_refused(allocator: CachingAllocator) -> None:
+def test_checkpoint_of_the_default_pool_is_refused(allocator: DeviceCachingAllocator) -> None:
     with pytest.raises(PoolError, match="is not the id of a private pool"):
         allocator.checkpoint((0, 0))

@@ -8,15 +8,18 @@ import sys
 
 import pytest
 
-from cudakit.allocator.device_allocator import DeviceAllocator
+from cudakit.api.allocator import CachingAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Sim
-from cudakit.torch_rules.settings import Settings, parse_config
 
 
-def opened(sim: Sim, *, owned: bool = True) -> DeviceAllocator:
-    return DeviceAllocator(sim, Settings(), owned=owned)
+def opened(sim: Sim, *, owned: bool = True) -> CachingAllocator:
+    if not owned:
+        return CachingAllocator(sim, settings="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cudakit.api.allocator.open_gpu", lambda _: sim)
+        return CachingAllocator("sim", settings="")
 
 
 def is_closed(sim: Sim) -> bool:
@@ -100,7 +103,7 @@ def test_collected_allocator_closes_its_own_device() -> None:
 @pytest.mark.parametrize("config", ["", "expandable_segments:True"])
 def test_collected_allocator_frees_all_its_memory_on_a_device_it_does_not_own(config: str) -> None:
     sim = Sim()
-    allocator = DeviceAllocator(sim, parse_config(config), owned=False)
+    allocator = CachingAllocator(sim, settings=config)
     allocator.alloc(1000)
     allocator.free(allocator.alloc(1 << 25))
     allocator.free(allocator.alloc(1 << 20), sim.stream())  # waits for an event
@@ -132,7 +135,7 @@ def test_closed_allocator_keeps_live_memory_of_a_device_it_does_not_own_until_it
 @pytest.mark.parametrize("config", ["", "expandable_segments:True"])
 def test_collection_of_an_allocator_does_not_end_a_graph_capture(config: str) -> None:
     sim = Sim()
-    allocator = DeviceAllocator(sim, parse_config(config), owned=False)
+    allocator = CachingAllocator(sim, settings=config)
     allocator.alloc(1000)
     stream = sim.stream(blocking=False)
     sim.capture_begin(stream)
@@ -146,10 +149,8 @@ def test_collection_of_an_allocator_does_not_end_a_graph_capture(config: str) ->
 
 HEAD = """
 import os
-from cudakit.allocator.device_allocator import DeviceAllocator
-from cudakit.torch_rules.settings import Settings
-from cudakit.gpu.sim import Sim
-allocator = DeviceAllocator(Sim(), Settings())
+import cudakit
+allocator = cudakit.CachingAllocator("sim", settings="")
 ptr = allocator.alloc(1000)
 """
 
@@ -157,7 +158,7 @@ FORKED = """
 import threading, warnings
 inside, go = threading.Event(), threading.Event()
 def hold():
-    with allocator._state.locked():
+    with allocator._guard.locked():
         inside.set()
         go.wait()
 threading.Thread(target=hold).start()

@@ -17,7 +17,7 @@ from allocator.summaries import blocks, changes, current, segments
 from allocator.virtual_device import VirtualDevice
 from allocator.work import Work
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 
@@ -107,7 +107,7 @@ def test_rest_of_512_bytes_or_more_is_split_off_despite_the_limit() -> None:
 
 
 def test_plain_blocks_are_split_like_expandable_ones_while_the_setting_is_on() -> None:
-    allocator = CachingAllocator(VirtualDevice(), Settings())
+    allocator = DeviceCachingAllocator(VirtualDevice(), Settings())
     allocator.free(allocator.alloc(19 * MIB + 512))
     set_expandable(allocator, on=True)
     allocator.alloc(19 * MIB + 512)
@@ -164,7 +164,7 @@ def test_block_that_can_grow_less_is_preferred() -> None:
 
 
 def test_plain_and_expandable_blocks_are_searched_together() -> None:
-    allocator = CachingAllocator(VirtualDevice(), Settings())
+    allocator = DeviceCachingAllocator(VirtualDevice(), Settings())
     plain = allocator.alloc(24 * MIB)
     set_expandable(allocator, on=True)
     ends, hole = allocator.alloc(30 * MIB), allocator.alloc(28 * MIB)
@@ -179,7 +179,7 @@ def test_plain_and_expandable_blocks_are_searched_together() -> None:
 
 
 def test_larger_plain_block_can_be_preferred_to_an_expandable_one() -> None:
-    allocator = CachingAllocator(VirtualDevice(), Settings())
+    allocator = DeviceCachingAllocator(VirtualDevice(), Settings())
     plain = allocator.alloc(30 * MIB)
     set_expandable(allocator, on=True)
     allocator.alloc(30 * MIB)  # Leaves 10 MiB, which could grow.
@@ -221,11 +221,11 @@ def test_max_split_size_applies_to_expandable_blocks() -> None:
 
 def test_upstream_without_virtual_memory_is_refused() -> None:
     with pytest.raises(Unsupported, match="virtual memory"):
-        CachingAllocator(Device(), Settings(expandable_segments=True))
+        DeviceCachingAllocator(Device(), Settings(expandable_segments=True))
 
 
 def test_unsupported_page_size_is_refused_without_a_change() -> None:
-    allocator = CachingAllocator(VirtualDevice(), Settings())
+    allocator = DeviceCachingAllocator(VirtualDevice(), Settings())
     with pytest.raises(Unsupported, match=r"11\.0 MiB") as caught:
         allocator.configure(Settings(expandable_segments=True, large_segment_size_bytes=11 * MIB))
 

@@ -9,7 +9,7 @@ from allocator import invariants
 from allocator.device import MIB
 from allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -22,7 +22,7 @@ SETTINGS = (
 )
 
 
-def program(allocator: CachingAllocator, device: VirtualDevice) -> list[CudaError]:
+def program(allocator: DeviceCachingAllocator, device: VirtualDevice) -> list[CudaError]:
     """Run all kinds of operations, continue after failures, and return the failures."""
     live: dict[str, int] = {}
     failures: list[CudaError] = []
@@ -67,7 +67,7 @@ def program(allocator: CachingAllocator, device: VirtualDevice) -> list[CudaErro
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     device = VirtualDevice(CAPACITY)
-    expected = program(CachingAllocator(device, settings), device)
+    expected = program(DeviceCachingAllocator(device, settings), device)
     assert {"map", "unmap", "reserve", "malloc", "free"} <= set(device.calls)
     failed = set()
     first = len(device_and_allocator(settings)[0].calls)
@@ -90,6 +90,6 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
     assert {error.code for error in expected} == {2}
 
 
-def device_and_allocator(settings: Settings) -> tuple[VirtualDevice, CachingAllocator]:
+def device_and_allocator(settings: Settings) -> tuple[VirtualDevice, DeviceCachingAllocator]:
     device = VirtualDevice(CAPACITY)
-    return device, CachingAllocator(device, settings)
+    return device, DeviceCachingAllocator(device, settings)

@@ -13,7 +13,7 @@ from allocator.summaries import actions
 from allocator.virtual_device import VirtualDevice
 from allocator.work import Work
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.memory.load import load
 from cudakit.memory.replay import replay
@@ -28,30 +28,30 @@ CURVES = ("requested", "allocated", "active", "reserved")
 
 
 @pytest.fixture
-def allocator() -> CachingAllocator:
-    return CachingAllocator(VirtualDevice(256 * MIB), EXPANDING)
+def allocator() -> DeviceCachingAllocator:
+    return DeviceCachingAllocator(VirtualDevice(256 * MIB), EXPANDING)
 
 
-def trace(allocator: CachingAllocator) -> list[dict[str, Any]]:
+def trace(allocator: DeviceCachingAllocator) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
     return entries
 
 
-def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
+def loaded(allocator: DeviceCachingAllocator, folder: Path) -> Snapshot:
     path = folder / "snapshot.pkl"
     path.write_bytes(pickle.dumps(allocator.snapshot()))
     return load(str(path))
 
 
-def take(allocator: CachingAllocator, size: int) -> int:
+def take(allocator: DeviceCachingAllocator, size: int) -> int:
     return allocator.alloc(size)
 
 
-def empty(allocator: CachingAllocator) -> None:
+def empty(allocator: DeviceCachingAllocator) -> None:
     allocator.empty_cache()
 
 
-def check_replay(allocator: CachingAllocator, folder: Path) -> None:
+def check_replay(allocator: DeviceCachingAllocator, folder: Path) -> None:
     """Undo the trace from the final state: it must be consistent and begin empty."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     (device,) = snapshot.devices
@@ -65,7 +65,7 @@ def check_replay(allocator: CachingAllocator, folder: Path) -> None:
         assert curve.max() == statistics[f"{name}_bytes.all.peak"], name
 
 
-def test_43_mapping_and_unmapping_are_in_the_trace(allocator: CachingAllocator) -> None:
+def test_43_mapping_and_unmapping_are_in_the_trace(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history()
     ptr = take(allocator, 30 * MIB)
     allocator.free(ptr)
@@ -84,7 +84,7 @@ def test_43_mapping_and_unmapping_are_in_the_trace(allocator: CachingAllocator) 
 
 
 def test_unmap_event_without_a_stack_has_the_stack_of_the_first_mapping(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.record_history(context="alloc")
     allocator.free(take(allocator, 30 * MIB))
@@ -93,7 +93,7 @@ def test_unmap_event_without_a_stack_has_the_stack_of_the_first_mapping(
     assert trace(allocator)[-1]["frames"][0]["name"] == "take"
 
 
-def test_each_mapped_range_is_a_segment(allocator: CachingAllocator) -> None:
+def test_each_mapped_range_is_a_segment(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history("state")
     low, middle, high = (take(allocator, n * PAGE + MIB) for n in (1, 2, 1))
     allocator.free(middle)
@@ -111,7 +111,7 @@ def test_each_mapped_range_is_a_segment(allocator: CachingAllocator) -> None:
     assert [bool(segment["frames"]) for segment in (first, second)] == [True, False]
 
 
-def test_remapped_gap_joins_its_ranges_into_one_segment(allocator: CachingAllocator) -> None:
+def test_remapped_gap_joins_its_ranges_into_one_segment(allocator: DeviceCachingAllocator) -> None:
     ptrs = [take(allocator, PAGE) for _ in range(3)]
     for ptr in ptrs[:2]:
         allocator.free(ptr)
@@ -127,7 +127,7 @@ def test_remapped_gap_joins_its_ranges_into_one_segment(allocator: CachingAlloca
 
 
 def test_47_memviz_replays_the_trace_to_the_ranges_of_the_snapshot(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
     blocks = [allocator.alloc(size) for size in (700, 9 * MIB, 30 * MIB, PAGE, 3000)]
@@ -150,7 +150,7 @@ def test_47_memviz_replays_the_trace_to_the_ranges_of_the_snapshot(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_47_memviz_replays_a_long_run_with_expandable_and_plain_segments(
-    allocator: CachingAllocator, tmp_path: Path, seed: int
+    allocator: DeviceCachingAllocator, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
     live: list[int] = []
@@ -172,7 +172,7 @@ def test_47_memviz_replays_a_long_run_with_expandable_and_plain_segments(
     check_memory(allocator, tmp_path)
 
 
-def check_memory(allocator: CachingAllocator, folder: Path) -> None:
+def check_memory(allocator: DeviceCachingAllocator, folder: Path) -> None:
     """Like ``check_replay``, except the sizes of freed blocks, which depend on a setting that has changed."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     replayed = replay(snapshot, snapshot.devices[0])

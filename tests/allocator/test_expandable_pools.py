@@ -16,9 +16,9 @@ from allocator.expandable_allocator import (
 from allocator.summaries import blocks, changes, current, segments
 from allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.pools import MemPool
 
 ELSEWHERE = 0x6F00_0000_0000
 
@@ -136,7 +136,7 @@ def test_pool_lends_no_expandable_blocks() -> None:
     invariants.check(allocator)
 
 
-def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
+def lender_of_both_kinds(allocator: DeviceCachingAllocator) -> tuple[MemPool, int]:
     """Create a pool with 50 MiB in a cached plain segment (returned) and 40 MiB in an expandable one."""
     pool = MemPool(allocator, use_on_oom=True)
     set_expandable(allocator, on=False)

@@ -16,7 +16,7 @@ from allocator.expandable_allocator import (
 from allocator.summaries import blocks, changes, current, segments
 from allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.torch_rules.setting_rules import Reserve
 from cudakit.torch_rules.settings import Settings
@@ -25,7 +25,7 @@ from cudakit.torch_rules.settings import Settings
 
 
 def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_segments() -> None:
-    allocator = CachingAllocator(
+    allocator = DeviceCachingAllocator(
         VirtualDevice(),
         Settings(max_split_size_bytes=40 * MIB, memory_fraction=120 * MIB / (16 * GIB)),
     )
@@ -43,7 +43,7 @@ def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_
 
 
 def test_18_garbage_collection_ignores_expandable_segments() -> None:
-    allocator = CachingAllocator(
+    allocator = DeviceCachingAllocator(
         VirtualDevice(),
         Settings(garbage_collection_threshold=0.5, memory_fraction=120 * MIB / (16 * GIB)),
     )
@@ -197,7 +197,7 @@ def test_release_of_available_blocks_stops_at_an_expandable_block() -> None:
     settings = Settings(max_split_size_bytes=20 * MIB)
     for expandable_first in (False, True):
         device = VirtualDevice(300 * MIB)
-        allocator = CachingAllocator(device, settings, search_again=False)
+        allocator = DeviceCachingAllocator(device, settings, search_again=False)
         plain = allocator.alloc(100 * MIB if expandable_first else 60 * MIB)
         set_expandable(allocator, on=True)
         allocator.free(allocator.alloc(80 * MIB))

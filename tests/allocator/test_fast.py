@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from allocator.device import MIB, Device
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
 from cudakit.allocator.blocks import BlockPool
-from cudakit.allocator.pool_stats import DeviceStats
-from cudakit.allocator.state import InvalidPointer, native_module
+from cudakit.allocator.memory import native_module
+from cudakit.allocator.stats import DeviceStats
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +25,7 @@ EVENT = ("alloc", 1, 2, 0, 3, None, (0, 0), "")
 
 def make_pool() -> BlockPool:
     native: Any = native_module()
-    stats = DeviceStats(1 << 62, native.NATIVE_TYPES.counters_type).small
+    stats = DeviceStats(1 << 62, native.BlockCounters).small
     return BlockPool(DEFAULT_POOL, stats, is_small=True, free_blocks_type=native.FreeBlocks)
 
 
@@ -36,25 +36,17 @@ def free() -> Any:
 
 
 @pytest.fixture
-def allocator() -> CachingAllocator:
-    return CachingAllocator(Device(), native=True)
+def allocator() -> DeviceCachingAllocator:
+    return DeviceCachingAllocator(Device(), native=True)
 
 
 @pytest.mark.parametrize("name", ["Block", "FreeBlocks", "Events", "FastPath"])
 @pytest.mark.parametrize("args", [(), (None,), (object(),) * 2, ("",) * 9])
 def test_native_types_refuse_wrong_constructor_arguments(name: str, args: tuple[Any, ...]) -> None:
     native: Any = native_module()
-    for native_type in (getattr(native, name), getattr(native._fast, name)):
-        with pytest.raises((TypeError, AttributeError)):
-            native_type.__new__(native_type, *args)
-
-
-def test_fast_path_refuses_a_foreign_block_type(free: Any) -> None:
-    native: Any = native_module()
-    counters = free.counters
-    arguments: Any = (native.Gate(), {}, {}, {}, counters, counters, counters, int, None, None)
-    with pytest.raises(TypeError, match="Block"):
-        native._fast.FastPath(*arguments)
+    native_type = getattr(native, name)
+    with pytest.raises((TypeError, AttributeError)):
+        native_type.__new__(native_type, *args)
 
 
 @pytest.mark.parametrize("name", ["ptr", "size", "requested", "gc_count_base", "event_count"])
@@ -143,13 +135,13 @@ def test_search_sizes_are_checked(free: Any, size: Any) -> None:
 
 
 def test_adjacent_block_of_other_free_blocks_is_not_merged(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     foreign: Any = make_pool().free_blocks(0)
     other = foreign.new_block(0, 512)
     foreign.add(other)
     ptrs = [allocator.alloc(700) for _ in range(3)]
-    block: Any = allocator._state.live_blocks[ptrs[1]]
+    block: Any = allocator._live_blocks[ptrs[1]]
     old_links = block.prev, block.next
     block.prev = block.next = other
     allocator.free(ptrs[1])
@@ -159,9 +151,9 @@ def test_adjacent_block_of_other_free_blocks_is_not_merged(
 
 @pytest.mark.parametrize("value", [None, 1, object()], ids=["None", "1", "object"])
 def test_live_entry_that_is_not_a_block_is_not_freed(
-    allocator: CachingAllocator, value: Any
+    allocator: DeviceCachingAllocator, value: Any
 ) -> None:
-    allocator._state.live_blocks[7] = value
+    allocator._live_blocks[7] = value
     with pytest.raises((InvalidPointer, AttributeError)):
         allocator.free(7)
 
@@ -234,19 +226,21 @@ def test_finalizer_can_append_while_events_are_read() -> None:
     assert all(len(event) == 8 and isinstance(event[5], tuple) for event in events_read)
 
 
-def test_finalizer_of_a_dropped_event_can_stop_the_history(allocator: CachingAllocator) -> None:
+def test_finalizer_of_a_dropped_event_can_stop_the_history(
+    allocator: DeviceCachingAllocator,
+) -> None:
     allocator.alloc(MIB)  # A part of the segment stays free.
     allocator.record_history(context=None, max_entries=1)
     ptr = allocator.alloc(700)
     ends = Finalized(lambda: allocator.record_history(None))
-    events = allocator._state.history.events
+    events = allocator._history.events
     events.append((*EVENT[:5], ends, *EVENT[6:]))  # type: ignore[arg-type]
     del ends, events
     allocator.free(ptr)  # The first event of this call drops the event above.
     assert allocator.alloc(700) == ptr
 
 
-def test_garbage_collection_during_alloc_can_allocate(allocator: CachingAllocator) -> None:
+def test_garbage_collection_during_alloc_can_allocate(allocator: DeviceCachingAllocator) -> None:
     old_links = [allocator.alloc(700)]
 
     def alloc(*_: object) -> None:
@@ -281,7 +275,7 @@ class Key:
         return other == self.ptr
 
 
-def test_key_that_frees_when_compared_frees_once(allocator: CachingAllocator) -> None:
+def test_key_that_frees_when_compared_frees_once(allocator: DeviceCachingAllocator) -> None:
     ptr = allocator.alloc(700)
     freed: list[int] = []
 
@@ -293,33 +287,35 @@ def test_key_that_frees_when_compared_frees_once(allocator: CachingAllocator) ->
 
     allocator.free(Key(ptr, free_and_replace))  # type: ignore[arg-type]
     assert allocator.statistics()["allocation.all.current"] == 0
-    assert allocator._state.live_blocks == {}
+    assert allocator._live_blocks == {}
 
 
 def test_block_split_from_a_merged_segment_has_no_old_stack(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.record_history(context="all")
     allocator.alloc(700)
     for _ in range(3):
         ptr = allocator.alloc(700)
-        assert allocator._state.live_blocks[ptr].segment_stack is None
+        assert allocator._live_blocks[ptr].segment_stack is None
         allocator.free(ptr)
 
 
 @pytest.mark.parametrize("recorded", [None, "all"])
 def test_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
-    allocator: Any = CachingAllocator(Device(), native=True)
+    allocator: Any = DeviceCachingAllocator(Device(), native=True)
     allocator.record_history(recorded, context="all")
     ptrs = [allocator.alloc(size) for size in (700, MIB, 30 * MIB) for _ in range(5)]
     for ptr in ptrs[::2]:
         allocator.free(ptr)
-    state = allocator._state
-    state.live_blocks[ptrs[1]].stack = [allocator]  # a cycle through the fields of native objects
+    pending_frees, engine = allocator._pending_frees, allocator._engine
+    allocator._live_blocks[ptrs[1]].stack = [
+        allocator
+    ]  # a cycle through the fields of native objects
     if recorded:
-        state.history.events.append((*EVENT[:5], [allocator], *EVENT[6:]))
-    references = weakref.ref(state.guard.perform_free), weakref.ref(state)
-    del allocator, state
+        allocator._history.events.append((*EVENT[:5], [allocator], *EVENT[6:]))
+    references = weakref.ref(pending_frees), weakref.ref(engine)
+    del allocator, pending_frees, engine
     gc.collect()
     assert [reference() for reference in references] == [None, None]
 

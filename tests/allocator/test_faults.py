@@ -8,7 +8,7 @@ import pytest
 from allocator import invariants
 from allocator.device import MIB, Device
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -22,7 +22,7 @@ SETTINGS = (
 OPERATIONS = "abcdefgh"
 
 
-def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
+def program(allocator: DeviceCachingAllocator, device: Device) -> list[CudaError]:
     """Run all kinds of operations, continue after failures, and return the failures."""
     live: dict[str, int] = {}
     failures: list[CudaError] = []
@@ -63,13 +63,13 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
 def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     device = Device(CAPACITY)
     first_call = len(device.calls)
-    expected = program(CachingAllocator(device, settings), device)
+    expected = program(DeviceCachingAllocator(device, settings), device)
     calls = len(device.calls)
     assert calls > first_call + 15
 
     for fail_at in range(1, calls + 1):
         failing = Device(CAPACITY)
-        allocator = CachingAllocator(failing, SETTINGS[0])
+        allocator = DeviceCachingAllocator(failing, SETTINGS[0])
         if len(failing.calls) < fail_at:
             failing.fail_at = fail_at
         with suppress(CudaError):
@@ -90,7 +90,7 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
 @pytest.mark.parametrize("fail_at", [1, 2, 3])
 def test_memory_stays_cached_if_its_release_fails(fail_at: int) -> None:
     device = Device()
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     for ptr in [allocator.alloc(30 * MIB) for _ in range(3)]:
         allocator.free(ptr)
     device.fail_at = len(device.calls) + fail_at

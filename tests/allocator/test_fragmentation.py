@@ -6,11 +6,11 @@ import pytest
 from allocator.device import MIB, Device
 from allocator.expandable_allocator import PAGE, expandable_allocator, set_expandable
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.fragmentation import StreamMemory
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.oom import StreamMemory
 
 
-def test_empty_allocator_is_not_fragmented(allocator: CachingAllocator) -> None:
+def test_empty_allocator_is_not_fragmented(allocator: DeviceCachingAllocator) -> None:
     fragmentation = allocator.fragmentation()
 
     assert (
@@ -22,7 +22,7 @@ def test_empty_allocator_is_not_fragmented(allocator: CachingAllocator) -> None:
 
 
 def test_internal_fragmentation_is_allocated_minus_requested(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.alloc(1)
     allocator.alloc(700)
@@ -34,7 +34,7 @@ def test_internal_fragmentation_is_allocated_minus_requested(
 
 
 def test_external_fragmentation_is_free_memory_outside_the_largest_block(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     blocks = [allocator.alloc(4 * MIB) for _ in range(5)]
     allocator.free(blocks[0])
@@ -48,7 +48,7 @@ def test_external_fragmentation_is_free_memory_outside_the_largest_block(
     assert fragmentation.releasable_bytes == 0
 
 
-def test_free_bytes_are_listed_by_stream(allocator: CachingAllocator) -> None:
+def test_free_bytes_are_listed_by_stream(allocator: DeviceCachingAllocator) -> None:
     whole_segment, part_of_segment = allocator.alloc(30 * MIB, 12), allocator.alloc(9 * MIB, 12)
     live = allocator.alloc(12 * MIB)
     allocator.free(whole_segment)
@@ -62,7 +62,7 @@ def test_free_bytes_are_listed_by_stream(allocator: CachingAllocator) -> None:
 
 
 def test_pending_free_is_awaited_from_each_stream_that_uses_it(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(12 * MIB)
     allocator.record_use(ptr, 11)
@@ -87,7 +87,9 @@ def test_pending_free_is_awaited_from_each_stream_that_uses_it(
     assert allocator.fragmentation().streams == ()
 
 
-def test_cached_memory_of_a_private_pool_is_not_releasable(allocator: CachingAllocator) -> None:
+def test_cached_memory_of_a_private_pool_is_not_releasable(
+    allocator: DeviceCachingAllocator,
+) -> None:
     pool = allocator.graph_pool_handle()
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
@@ -101,7 +103,7 @@ def test_cached_memory_of_a_private_pool_is_not_releasable(allocator: CachingAll
     )
 
 
-def test_fragmentation_sums_equal_the_statistics(allocator: CachingAllocator) -> None:
+def test_fragmentation_sums_equal_the_statistics(allocator: DeviceCachingAllocator) -> None:
     blocks = [allocator.alloc(size * 1000, size % 3) for size in range(1, 2000, 37)]
     for ptr in blocks[::2]:
         allocator.free(ptr)

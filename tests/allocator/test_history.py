@@ -12,9 +12,9 @@ from allocator.device import MIB, Device
 from allocator.summaries import actions
 from allocator.work import Work
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.pools import MemPool
 from cudakit.errors import UsageError
 from cudakit.memory.load import load
 from cudakit.memory.replay import replay
@@ -26,30 +26,30 @@ from cudakit.torch_rules.settings import Settings
 SIZE = 311 * 411 * 4
 
 
-def take(allocator: CachingAllocator) -> int:
+def take(allocator: DeviceCachingAllocator) -> int:
     return allocator.alloc(SIZE)
 
 
-def give(allocator: CachingAllocator, ptr: int) -> None:
+def give(allocator: DeviceCachingAllocator, ptr: int) -> None:
     allocator.free(ptr)
 
 
-def empty(allocator: CachingAllocator) -> None:
+def empty(allocator: DeviceCachingAllocator) -> None:
     allocator.empty_cache()
 
 
-def trace(allocator: CachingAllocator) -> list[dict[str, Any]]:
+def trace(allocator: DeviceCachingAllocator) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
     return entries
 
 
-def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
+def loaded(allocator: DeviceCachingAllocator, folder: Path) -> Snapshot:
     path = folder / "snapshot.pkl"
     path.write_bytes(pickle.dumps(allocator.snapshot()))
     return load(str(path))
 
 
-def test_43_live_block_has_the_stack_of_its_allocation(allocator: CachingAllocator) -> None:
+def test_43_live_block_has_the_stack_of_its_allocation(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history("state", context="all")
     ptr = take(allocator)
 
@@ -69,7 +69,7 @@ def test_43_live_block_has_the_stack_of_its_allocation(allocator: CachingAllocat
 
 
 def test_whole_segment_has_the_stack_of_its_allocation(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.record_history("all", context="alloc")
     allocator.free(allocator.alloc(30 * MIB))
@@ -81,7 +81,7 @@ def test_whole_segment_has_the_stack_of_its_allocation(
     assert "frames" not in trace(allocator)[-1]
 
 
-def test_large_segments_are_released_before_small_ones(allocator: CachingAllocator) -> None:
+def test_large_segments_are_released_before_small_ones(allocator: DeviceCachingAllocator) -> None:
     for ptr in [allocator.alloc(size) for size in (512, 30 * MIB, MIB, MIB, 20 * MIB)]:
         allocator.free(ptr)
     allocator.record_history()
@@ -95,7 +95,7 @@ def test_large_segments_are_released_before_small_ones(allocator: CachingAllocat
     [("state", set()), ("alloc", {"take"}), ("all", {"take", "give", "empty"}), (None, set())],
 )
 def test_44_context_selects_the_stacks_in_the_trace(
-    allocator: CachingAllocator, context: Any, expected_names: set[str]
+    allocator: DeviceCachingAllocator, context: Any, expected_names: set[str]
 ) -> None:
     allocator.record_history("all", context=context)
     give(allocator, take(allocator))
@@ -106,7 +106,7 @@ def test_44_context_selects_the_stacks_in_the_trace(
 
 
 def test_free_event_without_a_stack_has_the_stack_of_the_allocation(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.record_history(context="alloc")
     give(allocator, take(allocator))
@@ -114,14 +114,14 @@ def test_free_event_without_a_stack_has_the_stack_of_the_allocation(
     assert {entry["frames"][0]["name"] for entry in trace(allocator)} == {"take"}
 
 
-def test_45_skipped_actions_are_omitted(allocator: CachingAllocator) -> None:
+def test_45_skipped_actions_are_omitted(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history(skip_actions=["free_requested", "segment_alloc"])
     give(allocator, take(allocator))
 
     assert actions(allocator) == ["alloc", "free_completed"]
 
 
-def test_45_metadata_is_in_every_entry_while_it_is_set(allocator: CachingAllocator) -> None:
+def test_45_metadata_is_in_every_entry_while_it_is_set(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history()
     allocator.set_metadata("step 1")
     ptr = take(allocator)
@@ -131,7 +131,7 @@ def test_45_metadata_is_in_every_entry_while_it_is_set(allocator: CachingAllocat
     assert [entry["user_metadata"] for entry in trace(allocator)] == ["step 1"] * 2 + [""] * 2
 
 
-def test_45_history_without_stacks(allocator: CachingAllocator) -> None:
+def test_45_history_without_stacks(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history()
     ptr = take(allocator)
     allocator.record_history(context=None)
@@ -142,7 +142,7 @@ def test_45_history_without_stacks(allocator: CachingAllocator) -> None:
     assert ["frames" in entry for entry in trace(allocator)] == [True, True, False, True, True]
 
 
-def test_46_latest_entries_are_kept_in_order(allocator: CachingAllocator) -> None:
+def test_46_latest_entries_are_kept_in_order(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history(max_entries=10)
     for size in range(1, 9):
         allocator.free(allocator.alloc(512 * size))
@@ -158,7 +158,7 @@ def test_46_latest_entries_are_kept_in_order(allocator: CachingAllocator) -> Non
 
 
 def test_segments_are_numbered_in_order_of_allocation(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     first = allocator.alloc(30 * MIB)
     allocator.alloc(700)
@@ -174,7 +174,7 @@ def test_segments_are_numbered_in_order_of_allocation(
 
 
 def test_events_of_a_restore_have_internal_metadata(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
     allocator.set_metadata("step 1")
@@ -202,7 +202,7 @@ def test_events_of_a_restore_have_internal_metadata(
 
 
 def test_stopped_history_keeps_its_entries(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     allocator.record_history()
     ptr = take(allocator)
@@ -214,7 +214,7 @@ def test_stopped_history_keeps_its_entries(
     assert actions(allocator) == []
 
 
-def test_snapshot_event_is_in_the_next_snapshot(allocator: CachingAllocator) -> None:
+def test_snapshot_event_is_in_the_next_snapshot(allocator: DeviceCachingAllocator) -> None:
     allocator.record_history()
     allocator.alloc(MIB)
     allocator.snapshot()
@@ -233,13 +233,13 @@ def test_snapshot_event_is_in_the_next_snapshot(allocator: CachingAllocator) -> 
     ],
 )
 def test_invalid_history_setting_is_refused(
-    allocator: CachingAllocator, invalid: Any, words: str
+    allocator: DeviceCachingAllocator, invalid: Any, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         allocator.record_history(**invalid)
 
 
-def program(allocator: CachingAllocator) -> None:
+def program(allocator: DeviceCachingAllocator) -> None:
     """Record a trace with all kinds of entries."""
     allocator.record_history()
     blocks = [allocator.alloc(size) for size in (700, 9 * MIB, 3000, 30 * MIB, MIB)]
@@ -255,7 +255,7 @@ def program(allocator: CachingAllocator) -> None:
 
 
 def test_47_memviz_replays_the_trace_to_the_blocks_of_the_snapshot(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     program(allocator)
     snapshot = loaded(allocator, tmp_path)
@@ -273,7 +273,7 @@ def test_47_memviz_replays_the_trace_to_the_blocks_of_the_snapshot(
 
 
 def test_47_replay_curves_end_at_the_statistics(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     program(allocator)
     snapshot = loaded(allocator, tmp_path)
@@ -286,7 +286,7 @@ def test_47_replay_curves_end_at_the_statistics(
         assert ends.max() == statistics[f"{curve}_bytes.all.peak"], curve
 
 
-def test_48_snapshot_survives_json(allocator: CachingAllocator) -> None:
+def test_48_snapshot_survives_json(allocator: DeviceCachingAllocator) -> None:
     program(allocator)
     snapshot = allocator.snapshot()
 
@@ -296,7 +296,7 @@ def test_48_snapshot_survives_json(allocator: CachingAllocator) -> None:
 
 
 def test_second_device_has_its_own_trace(tmp_path: Path) -> None:
-    allocator = CachingAllocator(Device(), device=2)
+    allocator = DeviceCachingAllocator(Device(), device=2)
     program(allocator)
     snapshot = loaded(allocator, tmp_path)
 

@@ -10,19 +10,19 @@ from allocator.device import GIB, MIB, Device
 from allocator.summaries import blocks, segments
 from allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.settings import Settings
 
 
-def limited(memory_bytes: int, **more_settings: object) -> CachingAllocator:
+def limited(memory_bytes: int, **more_settings: object) -> DeviceCachingAllocator:
     """Return an allocator with a limit of reserved bytes."""
     settings = Settings(memory_fraction=memory_bytes / (16 * GIB), **more_settings)  # type: ignore[arg-type]
-    return CachingAllocator(Device(), settings)
+    return DeviceCachingAllocator(Device(), settings)
 
 
-def test_13_request_beyond_the_device_memory_says_so(allocator: CachingAllocator) -> None:
+def test_13_request_beyond_the_device_memory_says_so(allocator: DeviceCachingAllocator) -> None:
     live = allocator.alloc(MIB)
     words = r"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of 16.00 GiB"
     with pytest.raises(OutOfMemory, match=words) as caught:
@@ -33,7 +33,7 @@ def test_13_request_beyond_the_device_memory_says_so(allocator: CachingAllocator
 
 
 def test_15_memory_fraction_limits_the_reserved_bytes(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     allocator.set_memory_fraction(0.5)
     allocator.free(allocator.alloc(int(0.499 * device.capacity)))
@@ -51,7 +51,7 @@ def test_15_memory_fraction_limits_the_reserved_bytes(
 def test_16_observers_are_called_once_per_failure_and_can_take_a_snapshot(
     device: Device, max_split: int | None
 ) -> None:
-    allocator = CachingAllocator(device, Settings(max_split_size_bytes=max_split))
+    allocator = DeviceCachingAllocator(device, Settings(max_split_size_bytes=max_split))
     reports: list[tuple[OomReport, int]] = []
     allocator.on_out_of_memory(
         lambda report: reports.append((report, allocator.statistics()["num_ooms"]))
@@ -67,7 +67,7 @@ def test_16_observers_are_called_once_per_failure_and_can_take_a_snapshot(
 @pytest.mark.parametrize("search_again", [False, True])
 def test_22_search_again_finds_memory_freed_by_the_synchronization(search_again: bool) -> None:
     device = Device(20 * MIB)
-    allocator = CachingAllocator(device, search_again=search_again)
+    allocator = DeviceCachingAllocator(device, search_again=search_again)
     pending, live = allocator.alloc(9 * MIB), allocator.alloc(6 * MIB)
     allocator.record_use(pending, 11)
     allocator.free(pending)
@@ -102,7 +102,7 @@ def test_rejection_calls_no_driver_and_counts_no_oom(uses_expandable: bool) -> N
     settings = Settings(
         memory_fraction=0.5, throw_on_cudamalloc_oom=True, expandable_segments=uses_expandable
     )
-    allocator = CachingAllocator(device, settings)
+    allocator = DeviceCachingAllocator(device, settings)
     cached = allocator.alloc(40 * MIB)
     allocator.free(cached)
     earlier_statistics = allocator.statistics()
@@ -143,7 +143,7 @@ def test_rejection_calls_the_rejection_observers(tmp_path: Path) -> None:
 def test_driver_failure_is_not_a_rejection() -> None:
     device = Device(60 * MIB)
     settings = Settings(memory_fraction=0.9, throw_on_cudamalloc_oom=True)
-    allocator = CachingAllocator(device, settings)
+    allocator = DeviceCachingAllocator(device, settings)
     device.held[1] = 40 * MIB  # Memory of another process.
     reports: list[str] = []
     allocator.on_rejection(lambda _: reports.append("rejected"))
@@ -167,7 +167,7 @@ def test_garbage_is_collected_before_a_request_is_rejected() -> None:
 
 
 def test_no_rejection_without_a_limit() -> None:
-    allocator = CachingAllocator(Device(60 * MIB), Settings(throw_on_cudamalloc_oom=True))
+    allocator = DeviceCachingAllocator(Device(60 * MIB), Settings(throw_on_cudamalloc_oom=True))
     with pytest.raises(OutOfMemory):
         allocator.alloc(70 * MIB)
 
@@ -177,7 +177,7 @@ def test_no_rejection_without_a_limit() -> None:
 
 def test_refused_segment_does_not_count_against_the_limit() -> None:
     device = Device(200 * MIB)
-    allocator = CachingAllocator(device, Settings(memory_fraction=0.5))
+    allocator = DeviceCachingAllocator(device, Settings(memory_fraction=0.5))
     device.held[1] = 150 * MIB  # Memory of another process.
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(90 * MIB)
@@ -189,7 +189,7 @@ def test_refused_segment_does_not_count_against_the_limit() -> None:
 
 
 def test_shortage_helper_can_free_memory_for_the_request(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     spare_blocks = [allocator.alloc(30 * MIB)]
 
     def give_up() -> bool:
@@ -207,7 +207,7 @@ def test_shortage_helper_can_free_memory_for_the_request(device: Device) -> None
 
 def test_oom_report_lists_where_the_memory_is() -> None:
     device = Device(60 * MIB)
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     allocator.record_history(context="state")
     large = [allocator.alloc(9 * MIB) for _ in range(2)]
     pin = allocator.alloc(700)
@@ -235,7 +235,7 @@ def test_oom_report_lists_where_the_memory_is() -> None:
 
 
 def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:
-    allocator = CachingAllocator(Device(20 * MIB))
+    allocator = DeviceCachingAllocator(Device(20 * MIB))
     blocks = [allocator.alloc(9 * MIB, 12), allocator.alloc(6 * MIB, 12)]
     allocator.free(blocks[0])
 
@@ -246,7 +246,7 @@ def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:
 
 
 def test_oom_hint_counts_the_blocks_that_are_too_small() -> None:
-    allocator = CachingAllocator(Device(20 * MIB))
+    allocator = DeviceCachingAllocator(Device(20 * MIB))
     live_blocks = [allocator.alloc(4 * MIB) for _ in range(5)]
     allocator.free(live_blocks[0])
     allocator.free(live_blocks[2])

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.torch_rules.settings import Settings
 
@@ -47,7 +47,7 @@ class Pair:
         self, *, limited: bool, max_split: int | None, gc: float, uses_expandable: bool = False
     ) -> None:
         self.device, model_device = VirtualDevice(CAPACITY), VirtualDevice(CAPACITY)
-        self.allocator = CachingAllocator(
+        self.allocator = DeviceCachingAllocator(
             self.device,
             Settings(
                 max_split_size_bytes=max_split and max_split * MIB,

@@ -12,21 +12,21 @@ from allocator.device import MIB, Device
 from allocator.summaries import current
 from allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.private_pools import MemPool, PoolError
+from cudakit.allocator.pools import MemPool, PoolError
 from cudakit.torch_rules.settings import Settings
 
 ELSEWHERE = 0x6F00_0000_0000
 
 
-def limited(device: Device, size_bytes: int) -> CachingAllocator:
+def limited(device: Device, size_bytes: int) -> DeviceCachingAllocator:
     """Return an allocator with a limit of reserved bytes."""
-    return CachingAllocator(device, Settings(memory_fraction=size_bytes / device.capacity))
+    return DeviceCachingAllocator(device, Settings(memory_fraction=size_bytes / device.capacity))
 
 
 def test_36_pool_takes_segments_from_its_own_upstream(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     pool_device = Device(base=ELSEWHERE)
     pool = MemPool(allocator, upstream=pool_device)
@@ -44,7 +44,7 @@ def test_36_pool_takes_segments_from_its_own_upstream(
 
 
 def test_36_allocation_that_outlives_its_pool_returns_to_its_upstream(device: Device) -> None:
-    allocator, pool_device = CachingAllocator(device), Device(base=ELSEWHERE)
+    allocator, pool_device = DeviceCachingAllocator(device), Device(base=ELSEWHERE)
     pool = MemPool(allocator, upstream=pool_device)
     with allocator.use_pool(pool):
         ptr = allocator.alloc(40 * MIB)
@@ -59,7 +59,7 @@ def test_36_allocation_that_outlives_its_pool_returns_to_its_upstream(device: De
     assert allocator.private_pools() == ()
 
 
-def test_collected_mem_pool_is_emptied(allocator: CachingAllocator, device: Device) -> None:
+def test_collected_mem_pool_is_emptied(allocator: DeviceCachingAllocator, device: Device) -> None:
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
@@ -82,7 +82,7 @@ class Interrupted(Device):
 
 def test_mem_pool_can_be_collected_during_an_allocation() -> None:
     device = Interrupted()
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     pools = [MemPool(allocator)]
     with allocator.use_pool(pools[0]):
         allocator.free(allocator.alloc(30 * MIB))
@@ -148,7 +148,7 @@ def test_37_private_pool_borrows_from_no_other_pool(device: Device) -> None:
 
 
 def test_statistics_keep_the_reserved_bytes_of_closed_pools(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     earlier_statistics = allocator.statistics()
     assert len(earlier_statistics) == 122
@@ -170,7 +170,7 @@ def test_statistics_keep_the_reserved_bytes_of_closed_pools(
     assert list(statistics) == sorted(statistics)
 
 
-def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, ...]]:
+def of_pool(allocator: DeviceCachingAllocator, pool: MemPool) -> dict[str, tuple[int, ...]]:
     """Return the reserved bytes of a pool by kind: current, peak, allocated and freed."""
     statistics = allocator.statistics()
     name = "reserved_bytes_by_private_pools.{}_{}".format(*pool.id)
@@ -183,7 +183,7 @@ def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, 
     }
 
 
-def test_40_use_pool_applies_to_one_thread(allocator: CachingAllocator) -> None:
+def test_40_use_pool_applies_to_one_thread(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     inside, done = threading.Event(), threading.Event()
 
@@ -206,7 +206,7 @@ def test_40_use_pool_applies_to_one_thread(allocator: CachingAllocator) -> None:
 
 def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
     device, pool_device = VirtualDevice(), Device(base=ELSEWHERE)
-    allocator = CachingAllocator(device, Settings(expandable_segments=True))
+    allocator = DeviceCachingAllocator(device, Settings(expandable_segments=True))
     with allocator.use_pool(MemPool(allocator, upstream=pool_device)):
         inside = allocator.alloc(19 * MIB)
         allocator.free(inside)
@@ -221,7 +221,7 @@ def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
 
 
 def test_41_pool_of_the_device_is_expandable() -> None:
-    allocator = CachingAllocator(VirtualDevice(), Settings(expandable_segments=True))
+    allocator = DeviceCachingAllocator(VirtualDevice(), Settings(expandable_segments=True))
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
         ptr = allocator.alloc(30 * MIB)
@@ -240,7 +240,7 @@ def test_41_pool_of_the_device_is_expandable() -> None:
 
 
 def test_use_pool_queries_events_and_releases_memory_as_usual(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     waiting = allocator.alloc(30 * MIB)
     allocator.free(waiting, 11)
     device.finish(11)
@@ -254,7 +254,7 @@ def test_use_pool_queries_events_and_releases_memory_as_usual(device: Device) ->
     invariants.check(allocator)
 
 
-def test_use_pool_ends_if_its_body_raises(allocator: CachingAllocator) -> None:
+def test_use_pool_ends_if_its_body_raises(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     with pytest.raises(KeyError), allocator.use_pool(pool):
         raise KeyError
@@ -264,7 +264,7 @@ def test_use_pool_ends_if_its_body_raises(allocator: CachingAllocator) -> None:
     assert pool.snapshot() == []
 
 
-def test_pool_cannot_be_used_twice_at_a_time(allocator: CachingAllocator) -> None:
+def test_pool_cannot_be_used_twice_at_a_time(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
         with pytest.raises(PoolError, match="already serves"), allocator.use_pool(pool):
@@ -282,14 +282,14 @@ def test_pool_cannot_be_used_twice_at_a_time(allocator: CachingAllocator) -> Non
 
 
 def test_mem_pool_with_block_closes_the_pool(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     with MemPool(allocator) as pool, allocator.use_pool(pool):
         allocator.free(allocator.alloc(MIB))
 
     assert device.held == {}
 
 
-def test_empty_pool_upstream_raises_out_of_memory(allocator: CachingAllocator) -> None:
+def test_empty_pool_upstream_raises_out_of_memory(allocator: DeviceCachingAllocator) -> None:
     pool = MemPool(allocator, upstream=Device(20 * MIB, ELSEWHERE))
     with allocator.use_pool(pool), pytest.raises(OutOfMemory):
         allocator.alloc(30 * MIB)

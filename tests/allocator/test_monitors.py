@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from allocator.device import GIB, MIB, Device
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.limits import Crossing, MonitoredMetric
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.monitors import Crossing, MonitoredMetric
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 
@@ -19,7 +19,7 @@ METRICS: tuple[MonitoredMetric, ...] = ("reserved_bytes", "allocated_bytes", "ac
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_monitor_calls_back_when_a_threshold_is_crossed(
-    allocator: CachingAllocator, metric: MonitoredMetric
+    allocator: DeviceCachingAllocator, metric: MonitoredMetric
 ) -> None:
     crossings: list[Crossing] = []
     allocator.monitor(metric, 30 * MIB, crossings.append, direction="both")
@@ -41,7 +41,7 @@ def test_monitor_calls_back_when_a_threshold_is_crossed(
     ("direction", "expected_ups"), [("up", [True, True]), ("down", [False, False])]
 )
 def test_monitor_can_report_one_direction(
-    allocator: CachingAllocator, direction: Any, expected_ups: list[bool]
+    allocator: DeviceCachingAllocator, direction: Any, expected_ups: list[bool]
 ) -> None:
     crossings: list[Crossing] = []
     allocator.monitor("allocated_bytes", MIB, crossings.append, direction=direction)
@@ -51,7 +51,9 @@ def test_monitor_can_report_one_direction(
     assert [crossing.up for crossing in crossings] == expected_ups
 
 
-def test_monitor_share_is_of_the_device_memory(allocator: CachingAllocator, device: Device) -> None:
+def test_monitor_share_is_of_the_device_memory(
+    allocator: DeviceCachingAllocator, device: Device
+) -> None:
     crossings: list[Crossing] = []
     allocator.monitor("reserved_bytes", 0.5, crossings.append)
     allocator.alloc(device.capacity // 2)
@@ -59,7 +61,9 @@ def test_monitor_share_is_of_the_device_memory(allocator: CachingAllocator, devi
     assert [crossing.threshold_bytes for crossing in crossings] == [8 * GIB]
 
 
-def test_value_already_above_is_reported_after_it_was_below(allocator: CachingAllocator) -> None:
+def test_value_already_above_is_reported_after_it_was_below(
+    allocator: DeviceCachingAllocator,
+) -> None:
     crossings: list[Crossing] = []
     first = allocator.alloc(MIB)
     allocator.monitor("allocated_bytes", MIB, crossings.append)
@@ -72,7 +76,7 @@ def test_value_already_above_is_reported_after_it_was_below(allocator: CachingAl
 
 
 def test_pending_block_counts_as_active_for_monitors(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     crossings: list[Crossing] = []
     ptr = allocator.alloc(MIB)
@@ -86,7 +90,7 @@ def test_pending_block_counts_as_active_for_monitors(
     assert [crossing.value_bytes for crossing in crossings] == [512]
 
 
-def test_monitor_sees_calls_by_saved_methods(allocator: CachingAllocator) -> None:
+def test_monitor_sees_calls_by_saved_methods(allocator: DeviceCachingAllocator) -> None:
     alloc, crossings = allocator.alloc, []
     allocator.monitor("allocated_bytes", MIB, crossings.append)
     alloc(MIB)
@@ -94,7 +98,9 @@ def test_monitor_sees_calls_by_saved_methods(allocator: CachingAllocator) -> Non
     assert len(crossings) == 1
 
 
-def test_stopped_monitor_is_silent_and_turns_the_fast_path_on(allocator: CachingAllocator) -> None:
+def test_stopped_monitor_is_silent_and_turns_the_fast_path_on(
+    allocator: DeviceCachingAllocator,
+) -> None:
     crossings: list[Crossing] = []
     monitor = allocator.monitor("allocated_bytes", MIB, crossings.append)
     monitor.end()
@@ -102,10 +108,10 @@ def test_stopped_monitor_is_silent_and_turns_the_fast_path_on(allocator: Caching
     allocator.alloc(MIB)
 
     assert crossings == []
-    assert allocator._state.guard.watchers == []
+    assert allocator._guard.watchers == []
 
 
-def test_monitor_callback_can_use_the_allocator(allocator: CachingAllocator) -> None:
+def test_monitor_callback_can_use_the_allocator(allocator: DeviceCachingAllocator) -> None:
     spare_blocks = [allocator.alloc(30 * MIB)]
     crossings: list[int] = []
 
@@ -121,7 +127,7 @@ def test_monitor_callback_can_use_the_allocator(allocator: CachingAllocator) -> 
     assert crossings == [30 * MIB]
 
 
-def test_opposing_monitor_callbacks_terminate(allocator: CachingAllocator) -> None:
+def test_opposing_monitor_callbacks_terminate(allocator: DeviceCachingAllocator) -> None:
     blocks: list[int] = [allocator.alloc(MIB)]
     calls: list[bool] = []
 
@@ -149,7 +155,9 @@ def unraisable() -> Iterator[list[Any]]:
         sys.unraisablehook = original_hook
 
 
-def test_failing_monitor_callback_does_not_affect_the_request(allocator: CachingAllocator) -> None:
+def test_failing_monitor_callback_does_not_affect_the_request(
+    allocator: DeviceCachingAllocator,
+) -> None:
     def fail(_: Crossing) -> None:
         raise RuntimeError("requested by the test")
 
@@ -164,7 +172,7 @@ def test_failing_monitor_callback_does_not_affect_the_request(allocator: Caching
 
 
 def test_memory_released_by_a_failed_request_is_reported() -> None:
-    allocator = CachingAllocator(Device(64 * MIB))
+    allocator = DeviceCachingAllocator(Device(64 * MIB))
     crossings: list[Crossing] = []
     allocator.free(allocator.alloc(40 * MIB))
     allocator.monitor("reserved_bytes", MIB, crossings.append, direction="down")
@@ -183,7 +191,7 @@ def test_memory_released_by_a_failed_request_is_reported() -> None:
     ],
 )
 def test_invalid_monitor_is_refused(
-    allocator: CachingAllocator, arguments: Any, words: str
+    allocator: DeviceCachingAllocator, arguments: Any, words: str
 ) -> None:
     metric, threshold, direction = arguments
     with pytest.raises(UsageError, match=words):
@@ -191,7 +199,7 @@ def test_invalid_monitor_is_refused(
 
 
 def test_monitor_callbacks_of_threads_do_not_block_each_other() -> None:
-    allocator = CachingAllocator(Device())
+    allocator = DeviceCachingAllocator(Device())
     crossings: list[Crossing] = []
     allocator.monitor("allocated_bytes", 3 * MIB, crossings.append, direction="both")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from allocator.device import GIB, MIB, Device
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import Process
@@ -15,14 +15,14 @@ from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.units import Unavailable
 
 
-def run_out(allocator: CachingAllocator) -> OutOfMemory:
+def run_out(allocator: DeviceCachingAllocator) -> OutOfMemory:
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(64 * GIB)
     return caught.value
 
 
 def test_snapshot_is_written_before_the_error_is_raised(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     path = tmp_path / "oom.pickle"
     allocator.record_history()
@@ -38,7 +38,7 @@ def test_snapshot_is_written_before_the_error_is_raised(
 
 
 def test_save_on_out_of_memory_replaces_the_file_and_can_be_turned_off(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     path = tmp_path / "oom.pickle"
     allocator.save_on_out_of_memory(path)
@@ -54,7 +54,7 @@ def test_save_on_out_of_memory_replaces_the_file_and_can_be_turned_off(
 
 
 def test_failed_snapshot_on_out_of_memory_becomes_a_note(
-    allocator: CachingAllocator, tmp_path: Path
+    allocator: DeviceCachingAllocator, tmp_path: Path
 ) -> None:
     missing_directory = tmp_path / "gone"
     missing_directory.mkdir()
@@ -66,7 +66,7 @@ def test_failed_snapshot_on_out_of_memory_becomes_a_note(
     assert "No such file or directory" in note
 
 
-def test_failed_write_leaves_no_file(allocator: CachingAllocator, tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(allocator: DeviceCachingAllocator, tmp_path: Path) -> None:
     path = tmp_path / "oom.pickle"
     allocator.save_on_out_of_memory(path)
     path.mkdir()
@@ -76,14 +76,16 @@ def test_failed_write_leaves_no_file(allocator: CachingAllocator, tmp_path: Path
     assert os.listdir(tmp_path) == ["oom.pickle"]
 
 
-def test_unwritable_path_is_refused_at_once(allocator: CachingAllocator, tmp_path: Path) -> None:
+def test_unwritable_path_is_refused_at_once(
+    allocator: DeviceCachingAllocator, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="it is a directory"):
         allocator.save_on_out_of_memory(tmp_path)
     with pytest.raises(UsageError, match="there is no directory"):
         allocator.save_snapshot(tmp_path / "none" / "file")
 
 
-def test_save_snapshot_writes_a_file(allocator: CachingAllocator, tmp_path: Path) -> None:
+def test_save_snapshot_writes_a_file(allocator: DeviceCachingAllocator, tmp_path: Path) -> None:
     allocator.save_snapshot(tmp_path / "now.pickle")
 
     snapshot = pickle.loads((tmp_path / "now.pickle").read_bytes())  # noqa: S301
@@ -91,7 +93,7 @@ def test_save_snapshot_writes_a_file(allocator: CachingAllocator, tmp_path: Path
 
 
 def test_failing_observer_becomes_a_note(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     def failing(_: OomReport) -> None:
         raise RuntimeError("requested by the test")
@@ -107,7 +109,7 @@ def test_failing_observer_becomes_a_note(
 
 
 def test_process_query_runs_without_the_guard() -> None:
-    allocator = CachingAllocator(Device())
+    allocator = DeviceCachingAllocator(Device())
 
     def processes() -> tuple[Process, ...]:
         allocator.statistics()  # this call would raise an error if the guard were held
@@ -120,7 +122,7 @@ def test_process_query_runs_without_the_guard() -> None:
 
 
 def test_failing_process_query_is_reported_as_unavailable() -> None:
-    allocator = CachingAllocator(Device())
+    allocator = DeviceCachingAllocator(Device())
 
     def processes() -> tuple[Process, ...]:
         raise OSError("no NVML")
@@ -134,7 +136,7 @@ def test_failing_process_query_is_reported_as_unavailable() -> None:
 
 
 def test_allocator_works_after_out_of_memory() -> None:
-    allocator = CachingAllocator(Device(64 * MIB))
+    allocator = DeviceCachingAllocator(Device(64 * MIB))
     allocator.on_out_of_memory(lambda _: allocator.empty_cache())
     run_out(allocator)
 

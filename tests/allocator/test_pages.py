@@ -10,9 +10,8 @@ from allocator import invariants
 from allocator.device import MIB
 from allocator.failing_gpu import FailingGpu
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.pages import GpuPages
-from cudakit.allocator.upstream import GpuUpstream
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.upstream import GpuPages, GpuUpstream
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -88,7 +87,7 @@ def test_other_sync_errors_are_raised(gpu: FailingGpu) -> None:
         GpuPages(gpu).sync_stream(0)
 
 
-def program(allocator: CachingAllocator, streams: list[int]) -> None:
+def program(allocator: DeviceCachingAllocator, streams: list[int]) -> None:
     """Map, unmap and remap pages, run out of memory, and continue after failures."""
     live: dict[str, int] = {}
 
@@ -123,12 +122,12 @@ EXPANDING = Settings(expandable_segments=True)
 
 def test_failed_page_calls_leak_nothing() -> None:
     counted = FailingGpu(64 * MIB)
-    program(CachingAllocator(GpuUpstream(counted), EXPANDING), [0, counted.stream()])
+    program(DeviceCachingAllocator(GpuUpstream(counted), EXPANDING), [0, counted.stream()])
     counted.close()
     failed_calls: set[str] = set()
     for fail_at in range(1, len(counted.calls) + 1):
         gpu = FailingGpu(64 * MIB)
-        allocator = CachingAllocator(GpuUpstream(gpu), EXPANDING)
+        allocator = DeviceCachingAllocator(GpuUpstream(gpu), EXPANDING)
         gpu.fail_at = fail_at
         program(allocator, [0, gpu.stream()])
         allocator.close()

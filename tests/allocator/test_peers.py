@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 from allocator import invariants
-from allocator.device import MIB, Device
+from allocator.device import MIB
 from allocator.failing_gpu import FailingGpu
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.upstream import GpuUpstream
-from cudakit.errors import CudaError, Unsupported
+from cudakit.api.allocator import CachingAllocator
+from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
@@ -23,7 +22,7 @@ EXPANDING = Settings(expandable_segments=True)
 
 def gpu_and_allocator(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
     gpu = FailingGpu(CAPACITY, "h200x2")
-    return gpu, CachingAllocator(GpuUpstream(gpu), settings)
+    return gpu, CachingAllocator(gpu, settings=settings.as_text())
 
 
 def accessible_mappings(gpu: Sim) -> set[int]:
@@ -139,13 +138,5 @@ def test_unlinked_devices_raise_a_clear_error() -> None:
     gpu.context.cuda_view = replace(gpu.context.cuda_view, peer_access=())
 
     with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
-        CachingAllocator(GpuUpstream(gpu)).enable_peer_access(1)
+        CachingAllocator(gpu, settings="").enable_peer_access(1)
     assert "copy between the devices" in caught.value.hint
-
-
-def test_upstream_without_a_device_refuses_peer_access() -> None:
-    allocator = CachingAllocator(Device())
-
-    with pytest.raises(Unsupported, match="no device, and so no peer"):
-        allocator.enable_peer_access(1)
-    assert allocator.peer_accessible_by == ()

@@ -11,8 +11,8 @@ from allocator import invariants
 from allocator.device import MIB, Device
 from allocator.virtual_device import VirtualDevice
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.pools import MemPool
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -20,7 +20,7 @@ CAPACITY = 96 * MIB
 SETTINGS = (Settings(), Settings(expandable_segments=True), Settings(max_split_size_bytes=20 * MIB))
 
 
-def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
+def program(allocator: DeviceCachingAllocator, device: Device) -> list[CudaError]:
     """Use pools and captures, continue after failures, and return the failures."""
     failures: list[CudaError] = []
     live: list[int] = []
@@ -65,14 +65,14 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     without_failures = VirtualDevice(CAPACITY)
-    program(CachingAllocator(without_failures, settings), without_failures)
+    program(DeviceCachingAllocator(without_failures, settings), without_failures)
     assert len(without_failures.calls) > 20
 
     for fail_at in range(1, len(without_failures.calls) + 1):
         device = VirtualDevice(CAPACITY)
         device.fail_at = fail_at
         try:
-            allocator = CachingAllocator(device, settings)
+            allocator = DeviceCachingAllocator(device, settings)
         except CudaError:
             continue
         failures = program(allocator, device)
@@ -90,7 +90,7 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
 
 def test_threads_use_pools_concurrently() -> None:
     device = Device()
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     failures: list[BaseException] = []
 
     def work(seed: int) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.allocator.private_pools import GraphMemory, MemPool, PoolError
+from cudakit.allocator.pools import GraphMemory, MemPool, PoolError
 
 
 class PoolPair(Pair):

@@ -8,8 +8,8 @@ import pytest
 from allocator.device import MIB, Device
 from allocator.summaries import changes, current
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.private_pools import PoolError
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.pools import PoolError
 
 
 def match_all(stream: int) -> bool:  # noqa: ARG001
@@ -20,12 +20,12 @@ def match_none(stream: int) -> bool:  # noqa: ARG001
     return False
 
 
-def pool_ids(allocator: CachingAllocator) -> list[tuple[int, int]]:
+def pool_ids(allocator: DeviceCachingAllocator) -> list[tuple[int, int]]:
     return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
 
 
 def test_35_user_pool_ids_are_unique_across_threads(
-    allocator: CachingAllocator,
+    allocator: DeviceCachingAllocator,
 ) -> None:
     pool_ids: list[tuple[int, int]] = []
 
@@ -41,7 +41,7 @@ def test_35_user_pool_ids_are_unique_across_threads(
     assert sorted(pool_ids) == [(0, number) for number in range(1, 201)]
 
 
-def test_graph_pool_ids_differ_from_user_pool_ids(allocator: CachingAllocator) -> None:
+def test_graph_pool_ids_differ_from_user_pool_ids(allocator: DeviceCachingAllocator) -> None:
     with allocator.capture() as first:
         pass
     with allocator.capture() as second:
@@ -51,7 +51,7 @@ def test_graph_pool_ids_differ_from_user_pool_ids(allocator: CachingAllocator) -
     assert allocator.graph_pool_handle() == (0, 1)
 
 
-def test_requests_use_a_pool_from_begin_to_end(allocator: CachingAllocator) -> None:
+def test_requests_use_a_pool_from_begin_to_end(allocator: DeviceCachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     default_block = allocator.alloc(30 * MIB)
     allocator.free(default_block)
@@ -66,7 +66,7 @@ def test_requests_use_a_pool_from_begin_to_end(allocator: CachingAllocator) -> N
     assert allocator.alloc(30 * MIB) not in (inside, default_block)
 
 
-def test_last_begun_matching_pool_serves_a_request(allocator: CachingAllocator) -> None:
+def test_last_begun_matching_pool_serves_a_request(allocator: DeviceCachingAllocator) -> None:
     first, second, third = (allocator.graph_pool_handle() for _ in range(3))
     allocator.begin_allocate_to_pool(first, match_all)
     allocator.begin_allocate_to_pool(second, lambda stream: stream == 11)
@@ -79,7 +79,7 @@ def test_last_begun_matching_pool_serves_a_request(allocator: CachingAllocator) 
     assert pool_ids(allocator) == [first, second, first]
 
 
-def test_trace_names_the_private_pool(allocator: CachingAllocator) -> None:
+def test_trace_names_the_private_pool(allocator: DeviceCachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.record_history()
     allocator.begin_allocate_to_pool(pool, match_all)
@@ -99,7 +99,7 @@ def test_trace_names_the_private_pool(allocator: CachingAllocator) -> None:
     assert {entry["pool_id"] for entry in trace} == {pool}
 
 
-def test_held_pool_is_not_released(allocator: CachingAllocator) -> None:
+def test_held_pool_is_not_released(allocator: DeviceCachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, match_all)
     allocator.free(allocator.alloc(30 * MIB))
@@ -119,7 +119,7 @@ def test_held_pool_is_not_released(allocator: CachingAllocator) -> None:
     assert allocator.private_pools() == ()
 
 
-def test_pool_is_dropped_with_its_last_segment(allocator: CachingAllocator) -> None:
+def test_pool_is_dropped_with_its_last_segment(allocator: DeviceCachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, match_all)
     live, cached = allocator.alloc(30 * MIB), allocator.alloc(40 * MIB)
@@ -137,7 +137,7 @@ def test_pool_is_dropped_with_its_last_segment(allocator: CachingAllocator) -> N
 
 
 def test_empty_cache_of_one_pool_leaves_the_others(
-    allocator: CachingAllocator, device: Device
+    allocator: DeviceCachingAllocator, device: Device
 ) -> None:
     pools = [allocator.graph_pool_handle() for _ in range(2)]
     allocator.free(allocator.alloc(30 * MIB))
@@ -160,7 +160,9 @@ def test_empty_cache_of_one_pool_leaves_the_others(
     assert pool_ids(allocator) == []
 
 
-def test_small_segments_of_a_private_pool_are_released_first(allocator: CachingAllocator) -> None:
+def test_small_segments_of_a_private_pool_are_released_first(
+    allocator: DeviceCachingAllocator,
+) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, match_all)
     for ptr in [allocator.alloc(size) for size in (30 * MIB, MIB)]:
@@ -176,7 +178,7 @@ def test_small_segments_of_a_private_pool_are_released_first(allocator: CachingA
     ]
 
 
-def test_misuse_is_refused_and_changes_nothing(allocator: CachingAllocator) -> None:
+def test_misuse_is_refused_and_changes_nothing(allocator: DeviceCachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, match_all)
     with pytest.raises(PoolError, match="already serves"):
@@ -200,7 +202,7 @@ def test_misuse_is_refused_and_changes_nothing(allocator: CachingAllocator) -> N
 
 @pytest.mark.parametrize("unknown", [(0, 0), (0, 7), (7, 0), (1, 1), (0, -1), "pool", None, (0,)])
 def test_id_that_was_never_issued_is_refused(
-    allocator: CachingAllocator, unknown: tuple[int, int]
+    allocator: DeviceCachingAllocator, unknown: tuple[int, int]
 ) -> None:
     allocator.graph_pool_handle()
     with pytest.raises(PoolError, match="is not the id of a private pool"):
@@ -213,6 +215,6 @@ def test_id_that_was_never_issued_is_refused(
         allocator.end_allocate_to_pool(unknown)
 
 
-def test_release_of_an_unused_pool_id_is_refused(allocator: CachingAllocator) -> None:
+def test_release_of_an_unused_pool_id_is_refused(allocator: DeviceCachingAllocator) -> None:
     with pytest.raises(PoolError, match="has no memory"):
         allocator.release_pool(allocator.graph_pool_handle())

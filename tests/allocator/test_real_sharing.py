@@ -11,8 +11,7 @@ from contextlib import closing
 import pytest
 
 import cudakit
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.upstream import GpuUpstream
+from cudakit.api.allocator import CachingAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
@@ -166,7 +165,7 @@ def test_environment_variable_turns_off_page_handles(
 
 
 def test_shared_memory_names_its_device_and_process(gpu: Gpu) -> None:
-    allocator = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
+    allocator = CachingAllocator(gpu, settings=Settings(expandable_segments=True).as_text())
     shared = allocator.share(allocator.alloc(SIZE))
 
     assert shared.size_bytes == SIZE

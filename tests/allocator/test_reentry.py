@@ -11,10 +11,9 @@ from allocator import invariants
 from allocator.device import MIB, Device
 from allocator.summaries import actions, current
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
 from cudakit.allocator.guard import Reentered
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.state import InvalidPointer
 from cudakit.torch_rules.settings import Settings
 
 CALLS = ("malloc", "free", "event", "record", "query_event", "sync_event", "memory_info")
@@ -42,7 +41,7 @@ def interrupted() -> Interrupted:
 def test_29_reentrant_free_is_performed_at_the_end_of_the_call(
     interrupted: Interrupted, call: str
 ) -> None:
-    allocator = CachingAllocator(interrupted)
+    allocator = DeviceCachingAllocator(interrupted)
     freed_block = allocator.alloc(MIB)
     live, cached = allocator.alloc(20 * MIB), allocator.alloc(20 * MIB)
     freed_counts: list[int] = []
@@ -66,7 +65,7 @@ def test_29_reentrant_free_is_performed_at_the_end_of_the_call(
 
 
 def test_29_reentrant_free_is_recorded_after_the_running_call(interrupted: Interrupted) -> None:
-    allocator = CachingAllocator(interrupted)
+    allocator = DeviceCachingAllocator(interrupted)
     freed_block = allocator.alloc(MIB)
     allocator.record_history()
     interrupted.finalizers["malloc"] = lambda: allocator.free(freed_block)
@@ -76,7 +75,7 @@ def test_29_reentrant_free_is_recorded_after_the_running_call(interrupted: Inter
 
 
 def test_29_reentrant_calls_other_than_free_are_refused(interrupted: Interrupted) -> None:
-    allocator = CachingAllocator(interrupted)
+    allocator = DeviceCachingAllocator(interrupted)
     refused: list[type[Exception]] = []
 
     def finalizer() -> None:
@@ -96,7 +95,7 @@ def test_29_reentrant_calls_other_than_free_are_refused(interrupted: Interrupted
 
 
 def test_29_refused_reentrant_alloc_keeps_the_allocator_usable(interrupted: Interrupted) -> None:
-    allocator = CachingAllocator(interrupted)
+    allocator = DeviceCachingAllocator(interrupted)
 
     def finalizer() -> None:
         with pytest.raises(Reentered):
@@ -111,7 +110,7 @@ def test_29_refused_reentrant_alloc_keeps_the_allocator_usable(interrupted: Inte
 
 def test_free_does_not_wait_for_another_thread() -> None:
     device = Interrupted()
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     freed_block = allocator.alloc(MIB)
 
     def elsewhere() -> None:
@@ -128,7 +127,7 @@ def test_free_does_not_wait_for_another_thread() -> None:
 
 def test_thread_can_allocate_while_another_is_in_the_driver() -> None:
     device = Interrupted()
-    allocator = CachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
+    allocator = DeviceCachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
     allocator.free(allocator.alloc(MIB))
     addresses: list[int] = []
 
@@ -145,7 +144,7 @@ def test_thread_can_allocate_while_another_is_in_the_driver() -> None:
 
 
 def test_threads_allocate_and_free_concurrently() -> None:
-    allocator = CachingAllocator(Device())
+    allocator = DeviceCachingAllocator(Device())
     failures: list[Exception] = []
 
     def churn(seed: int) -> None:

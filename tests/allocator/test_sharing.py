@@ -12,10 +12,9 @@ from allocator import invariants
 from allocator.device import MIB, Device
 from allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.private_pools import MemPool
-from cudakit.allocator.state import InvalidPointer
-from cudakit.allocator.upstream import GpuUpstream
+from cudakit.allocator.allocator import InvalidPointer
+from cudakit.allocator.pools import MemPool
+from cudakit.api.allocator import CachingAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DescriptorHandle, FabricHandle
 from cudakit.gpu.sim import Sim
@@ -65,7 +64,7 @@ def test_writes_of_another_process_are_visible(pair: Pair) -> None:
     pair.second.fill(memory.ptr, 9, MIB, LEGACY)
     pair.second.sync()
     reopened = Sim(same_machine_as=pair.first)
-    other = CachingAllocator(GpuUpstream(reopened)).open_shared(pair.exporter.share(block))
+    other = CachingAllocator(reopened, settings="").open_shared(pair.exporter.share(block))
     pair.second = reopened
 
     assert pair.read(other) == b"\t" * 4
@@ -142,7 +141,7 @@ def test_memory_of_an_ended_process_cannot_be_opened(pair: Pair) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"has ended|or ended"):
         pair.importer.open_shared(shared)
     assert used_bytes(pair.second) == 0
-    pair.exporter = CachingAllocator(Device())
+    pair.exporter = CachingAllocator("sim", settings="")
 
 
 def test_share_of_an_unallocated_address_is_refused(pair: Pair) -> None:
@@ -261,9 +260,9 @@ def test_share_of_pages_without_handles_is_refused() -> None:
 
 def test_fabric_device_exports_fabric_handles() -> None:
     gpu = Sim(capacity_bytes=CAPACITY, handle_kinds=("fabric", "descriptor"))
-    exporter = CachingAllocator(GpuUpstream(gpu), EXPANDING)
+    exporter = CachingAllocator(gpu, settings=EXPANDING.as_text())
     shared = exporter.share(exporter.alloc(PAGE))
-    other = CachingAllocator(GpuUpstream(Sim(capacity_bytes=CAPACITY, same_machine_as=gpu)))
+    other = CachingAllocator(Sim(capacity_bytes=CAPACITY, same_machine_as=gpu), settings="")
 
     assert [type(handle) for handle in shared.handles] == [FabricHandle]
     # The memory may be opened on any device of the fabric.
@@ -281,18 +280,9 @@ class WithoutChannel(Sim):
 
 def test_refused_fabric_handles_fall_back_to_descriptors() -> None:
     gpu = WithoutChannel(handle_kinds=("fabric", "descriptor"))
-    exporter = CachingAllocator(GpuUpstream(gpu), EXPANDING)
+    exporter = CachingAllocator(gpu, settings=EXPANDING.as_text())
 
     assert isinstance(exporter.share(exporter.alloc(PAGE)).handles[0], DescriptorHandle)
-
-
-def test_upstream_without_a_device_refuses_to_share() -> None:
-    allocator = CachingAllocator(Device())
-    ptr = allocator.alloc(1000)
-
-    for call in (allocator.share, allocator.ipc_handle):
-        with pytest.raises(Unsupported, match="cannot be shared"):
-            call(ptr)
 
 
 def test_opened_memory_keeps_its_device_open(pair: Pair) -> None:
@@ -309,7 +299,7 @@ def test_forked_child_has_no_opened_memory(pair: Pair) -> None:
         pair.second.fail_next("sync", error)
 
     memory.close()
-    assert not pair.importer._state.upstream.ipc._unused_handles  # type: ignore[attr-defined]
+    assert not pair.importer._upstream.ipc._unused_handles  # type: ignore[attr-defined]
 
 
 def test_closing_the_device_closes_opened_memory(pair: Pair) -> None:
@@ -318,7 +308,7 @@ def test_closing_the_device_closes_opened_memory(pair: Pair) -> None:
 
     memory.close()
     del memory
-    assert not pair.importer._state.upstream.ipc._unused_handles  # type: ignore[attr-defined]
+    assert not pair.importer._upstream.ipc._unused_handles  # type: ignore[attr-defined]
 
 
 def test_threads_open_and_close_concurrently(pair: Pair) -> None:
@@ -338,7 +328,7 @@ def test_threads_open_and_close_concurrently(pair: Pair) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    pair.importer._state.upstream.ipc.close_unused()  # type: ignore[attr-defined]
+    pair.importer._upstream.ipc.close_unused()  # type: ignore[attr-defined]
 
     assert failures == []
     assert pair.second.ipc.open_mappings == {}

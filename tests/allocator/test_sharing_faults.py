@@ -11,9 +11,8 @@ from allocator import invariants
 from allocator.device import MIB
 from allocator.failing_gpu import FailingGpu
 
-from cudakit.allocator.allocator import CachingAllocator
 from cudakit.allocator.ipc import OpenedMemory, SharedMemory
-from cudakit.allocator.upstream import GpuUpstream
+from cudakit.api.allocator import CachingAllocator
 from cudakit.errors import CudaError
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
@@ -28,8 +27,8 @@ class TwoProcesses:
     def __init__(self, settings: Settings) -> None:
         self.exporting_gpu = FailingGpu(CAPACITY)
         self.importing_gpu = FailingGpu(CAPACITY, same_machine_as=self.exporting_gpu)
-        self.exporter = CachingAllocator(GpuUpstream(self.exporting_gpu), settings)
-        self.importer = CachingAllocator(GpuUpstream(self.importing_gpu), settings)
+        self.exporter = CachingAllocator(self.exporting_gpu, settings=settings.as_text())
+        self.importer = CachingAllocator(self.importing_gpu, settings=settings.as_text())
         self.errors: list[CudaError] = []
 
     def run(self) -> None:
@@ -167,7 +166,7 @@ def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settin
     processes = TwoProcesses(settings)
     shared = processes.exporter.share(processes.exporter.alloc(30 * MIB))
     gpu = Sim(capacity_bytes=CAPACITY, same_machine_as=processes.exporting_gpu)
-    importer = CachingAllocator(GpuUpstream(gpu))
+    importer = CachingAllocator(gpu, settings="")
     memory = importer.open_shared(shared)
     for _ in range(2):  # The device is synchronized by the last close, and by the query.
         gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "requested by the test"))

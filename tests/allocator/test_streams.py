@@ -8,7 +8,7 @@ from allocator.device import MIB, Device
 from allocator.summaries import blocks, changes, current
 from allocator.work import Work
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.errors import CudaError
 from cudakit.gpu.api import PER_THREAD, Stream
@@ -115,7 +115,7 @@ def test_28_last_of_three_streams_completes_a_free(work: Work) -> None:
 
 
 def test_33_capture_queries_no_event_and_defers_frees(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     free_releases, freed_during = allocator.alloc(SIZE), allocator.alloc(SIZE)
     allocator.record_use(freed_during, 12)
     allocator.free(free_releases, 11)
@@ -134,7 +134,7 @@ def test_33_capture_queries_no_event_and_defers_frees(device: Device) -> None:
 
 
 def test_33_out_of_memory_in_a_capture_waits_for_no_stream() -> None:
-    allocator = CachingAllocator(Device(SIZE))
+    allocator = DeviceCachingAllocator(Device(SIZE))
     allocator.free(allocator.alloc(SIZE), 11)
     allocator.begin_capture()
     with pytest.raises(OutOfMemory):
@@ -145,7 +145,7 @@ def test_33_out_of_memory_in_a_capture_waits_for_no_stream() -> None:
 
 
 def test_events_are_reused(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     for _ in range(5):
         ptr = allocator.alloc(SIZE)
         allocator.free(ptr, 11)
@@ -157,7 +157,7 @@ def test_events_are_reused(device: Device) -> None:
 def test_block_of_a_destroyed_stream_waits_for_a_device_synchronization(
     device: Device,
 ) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     ptr = allocator.alloc(SIZE)
     allocator.record_use(ptr, 12)
     allocator.record_use(ptr, 11)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from allocator.device import MIB
 
-from cudakit.allocator.allocator import CachingAllocator
 from cudakit.allocator.ipc import OpenedMemory
-from cudakit.allocator.upstream import GpuUpstream
+from cudakit.api.allocator import CachingAllocator
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
@@ -21,9 +21,10 @@ class Pair:
     def __init__(self, settings: Settings = PLAIN, *, shares: bool = True) -> None:
         self.first = Sim(capacity_bytes=CAPACITY)
         self.second = Sim(capacity_bytes=CAPACITY, same_machine_as=self.first)
-        upstream = GpuUpstream(self.first, shares=shares)
-        self.exporter = CachingAllocator(upstream, settings)
-        self.importer = CachingAllocator(GpuUpstream(self.second))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "1" if shares else "0")
+            self.exporter = CachingAllocator(self.first, settings=settings.as_text())
+        self.importer = CachingAllocator(self.second, settings="")
 
     def write(self, ptr: int, value: int, size_bytes: int) -> None:
         self.first.fill(Ptr(ptr), value, size_bytes, LEGACY)

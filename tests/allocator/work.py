@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from allocator import invariants
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.upstream import GpuUpstream
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Launch, Sim
@@ -28,7 +28,7 @@ class Work:
     def __init__(self, capacity_bytes: int = 1 << 30, **options: Any) -> None:
         self.gpu = Sim(capacity_bytes=capacity_bytes, host_kernels={"spin": _spin})
         self._spin = self.gpu.kernel(self.gpu.load(self.gpu.compile(_SOURCE)), "spin")
-        self.allocator = CachingAllocator(GpuUpstream(self.gpu), **options)
+        self.allocator = DeviceCachingAllocator(GpuUpstream(self.gpu), **options)
 
     def stream(self) -> Stream:
         return self.gpu.stream(blocking=False)

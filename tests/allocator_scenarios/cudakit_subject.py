@@ -11,11 +11,10 @@ from allocator_scenarios.canonical import Addresses
 from allocator_scenarios.scenario import DEFAULT
 from allocator_scenarios.streams_at_work import Work, WorkInMemory
 from allocator_scenarios.upstreams import UpstreamAtAddresses, UpstreamInMemory
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
+from cudakit.allocator.checkpoint import PoolState
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.pool_calls import PoolState
-from cudakit.allocator.private_pools import GraphMemory, MemPool
-from cudakit.allocator.state import InvalidPointer
+from cudakit.allocator.pools import GraphMemory, MemPool
 from cudakit.allocator.upstream import Upstream
 from cudakit.errors import InputError
 from cudakit.torch_rules.settings import parse_config
@@ -48,7 +47,7 @@ class CudakitSubject:
     # Begin and end of a scenario
 
     def begin(self, settings: str) -> None:
-        self.allocator = CachingAllocator(self._upstream, search_again=False)
+        self.allocator = DeviceCachingAllocator(self._upstream, search_again=False)
         self._live_ptrs: set[int] = set()
         self._streams_using: dict[int, set[str]] = {}
         self._busy_streams: set[str] = set()

@@ -8,23 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.allocator.device_allocator import DeviceAllocator
-from cudakit.allocator.private_pools import GraphMemory
+from cudakit.allocator.pools import GraphMemory
+from cudakit.api.allocator import CachingAllocator
 from cudakit.gpu.api import PER_THREAD, Gpu, Stream
 from cudakit.torch_rules.settings import Settings
 
 MIB = 1 << 20
 SIZE = 30 * MIB
 
-Make = Callable[..., DeviceAllocator]
+Make = Callable[..., CachingAllocator]
 
 
 @pytest.fixture
 def make(gpu: Gpu) -> Iterator[Make]:
-    allocators: list[DeviceAllocator] = []
+    allocators: list[CachingAllocator] = []
 
-    def allocator(**settings: bool) -> DeviceAllocator:
-        allocators.append(DeviceAllocator(gpu, Settings(**settings), owned=False))
+    def allocator(**settings: bool) -> CachingAllocator:
+        allocators.append(CachingAllocator(gpu, settings=Settings(**settings).as_text()))
         return allocators[-1]
 
     yield allocator
@@ -32,11 +32,11 @@ def make(gpu: Gpu) -> Iterator[Make]:
         allocator.close()
 
 
-def pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
+def pools(allocator: CachingAllocator) -> list[tuple[int, int]]:
     return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
 
 
-def host_pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
+def host_pools(allocator: CachingAllocator) -> list[tuple[int, int]]:
     return sorted(
         segment["segment_pool_id"] for segment in allocator.pinned.snapshot()["host_segments"]
     )
@@ -164,7 +164,7 @@ def test_per_thread_default_stream_is_queried_by_its_thread(bench: Workbench, ma
     assert sorted(pools(allocator)) == [(0, 0), memory.id]
 
 
-def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, GraphMemory]:
+def reused(bench: Workbench, allocator: CachingAllocator) -> tuple[bool, bool, GraphMemory]:
     """Free memory that two streams used; return whether it is reused before and after they join."""
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     with allocator.capture(stream=first) as memory:

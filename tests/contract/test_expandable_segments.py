@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from contract.workbench import Workbench
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.allocator.upstream import GpuUpstream
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
@@ -18,17 +18,17 @@ PAGE = 20 * MIB
 
 
 @pytest.fixture
-def allocator(gpu: Gpu) -> Iterator[CachingAllocator]:
-    allocator = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
+def allocator(gpu: Gpu) -> Iterator[DeviceCachingAllocator]:
+    allocator = DeviceCachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
     yield allocator
     allocator.close()
 
 
-def reserved(allocator: CachingAllocator) -> int:
+def reserved(allocator: DeviceCachingAllocator) -> int:
     return allocator.statistics()["reserved_bytes.all.current"]
 
 
-def test_growing_segment_keeps_content(bench: Workbench, allocator: CachingAllocator) -> None:
+def test_growing_segment_keeps_content(bench: Workbench, allocator: DeviceCachingAllocator) -> None:
     low = allocator.alloc(15 * MIB)
     bench.gpu.fill(low, 1, 15 * MIB, LEGACY)
     high = allocator.alloc(30 * MIB)
@@ -41,7 +41,7 @@ def test_growing_segment_keeps_content(bench: Workbench, allocator: CachingAlloc
 
 
 def test_released_pages_leave_gap_that_is_mapped_again(
-    bench: Workbench, allocator: CachingAllocator
+    bench: Workbench, allocator: DeviceCachingAllocator
 ) -> None:
     gpu = bench.gpu
     ptrs = [allocator.alloc(PAGE) for _ in range(3)]
@@ -60,7 +60,7 @@ def test_released_pages_leave_gap_that_is_mapped_again(
 
 
 def test_memory_in_use_is_not_released_before_stream_completes(
-    bench: Workbench, allocator: CachingAllocator
+    bench: Workbench, allocator: DeviceCachingAllocator
 ) -> None:
     stream = bench.gpu.stream(blocking=False)
     ptr = allocator.alloc(PAGE, stream)
@@ -74,7 +74,9 @@ def test_memory_in_use_is_not_released_before_stream_completes(
     bench.gpu.sync()
 
 
-def test_failed_oversized_allocation_leaks_nothing(gpu: Gpu, allocator: CachingAllocator) -> None:
+def test_failed_oversized_allocation_leaks_nothing(
+    gpu: Gpu, allocator: DeviceCachingAllocator
+) -> None:
     memory_before = gpu.memory_info()
     with pytest.raises(OutOfMemory):
         allocator.alloc(memory_before.total_bytes + memory_before.total_bytes // 16)

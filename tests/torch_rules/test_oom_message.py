@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from allocator.device import GIB, MIB, Device
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.gpu.api.facts import Process
 from cudakit.torch_rules.oom_facts import OomReport, Pin, StreamPool
@@ -183,7 +183,7 @@ def test_details_fit_80_columns_and_end_with_what_would_have_helped() -> None:
 
 
 def test_error_text_is_pytorchs_line_then_details_then_remedies() -> None:
-    allocator = CachingAllocator(Device(20 * MIB))
+    allocator = DeviceCachingAllocator(Device(20 * MIB))
     allocator.record_history(context="state")
     held = [allocator.alloc(4 * MIB) for _ in range(5)]
     allocator.free(held[0])

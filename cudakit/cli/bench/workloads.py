@@ -142,10 +142,10 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
 
 
 def _caching_allocator(gpu: Gpu) -> Allocator:
-    from cudakit.allocator.allocator import CachingAllocator
+    from cudakit.allocator.allocator import DeviceCachingAllocator
     from cudakit.allocator.upstream import GpuUpstream
 
-    return CachingAllocator(GpuUpstream(gpu))
+    return DeviceCachingAllocator(GpuUpstream(gpu))
 
 
 @_benchmark("Cost of CUDA graphs, and the time they save.")

@@ -8,7 +8,7 @@ import pytest
 from allocator.pinned import invariants
 from allocator.pinned.host import Host
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.allocator.pinned import CachingHostAllocator
 
 
 @pytest.fixture
@@ -19,12 +19,5 @@ def host() -> Host:
 @pytest.fixture
 def pool(host: Host) -> Iterator[CachingHostAllocator]:
     allocator = CachingHostAllocator(host)
-    yield allocator
-    invariants.check(allocator, host)
-
-
-@pytest.fixture
-def divided(host: Host) -> Iterator[CachingHostAllocator]:
-    allocator = CachingHostAllocator(host, splits=True)
     yield allocator
     invariants.check(allocator, host)

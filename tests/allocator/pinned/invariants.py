@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from allocator.pinned.host import Host
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.allocator.pinned import CachingHostAllocator
 
 
 def check(pool: CachingHostAllocator, host: Host) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from allocator.device import MIB
 from allocator.pinned.host import Host
 
 from cudakit.errors import CudaError
@@ -18,24 +17,17 @@ class Full(Exception):
 class Piece:
     ptr: int
     size: int
-    driver_allocation: tuple[int, int]  # The allocation of the driver that contains the block.
+
     users: set[int] = field(default_factory=set)
     events: list[int] = field(default_factory=list)
     freed_at: int = 0
 
-    @property
-    def small(self) -> bool:
-        return self.driver_allocation[1] == 2 * MIB and self.small_request
-
-    small_request: bool = False
-
 
 class Model:
-    """A model of PyTorch's pool, or of a pool that splits the driver's allocations."""
+    """A model of PyTorch's pool."""
 
-    def __init__(self, host: Host, *, splits: bool, most_cached: int | None = None) -> None:
+    def __init__(self, host: Host, *, most_cached: int | None = None) -> None:
         self.host = host
-        self.splits = splits
         self.most_cached = most_cached
         self.live: dict[int, Piece] = {}
         self.free_pieces: list[Piece] = []
@@ -48,13 +40,11 @@ class Model:
         piece = self.find(rounded)
         if piece is None:
             piece = self.from_driver(rounded)
-        if self.splits:
-            self.cut(piece, rounded)
         self.live[piece.ptr] = piece
         return piece.ptr
 
     def rounded(self, size: int) -> int:
-        if self.splits or (self.most_cached is not None and size > self.most_cached):
+        if self.most_cached is not None and size > self.most_cached:
             return (size + 511) // 512 * 512
         power = 1
         while power < size:
@@ -62,29 +52,20 @@ class Model:
         return power
 
     def find(self, size: int) -> Piece | None:
-        if self.splits:
-            fitting_pieces = [
-                p for p in self.free_pieces if p.size >= size and p.small_request == (size <= MIB)
-            ]
-            best_piece = min(fitting_pieces, key=lambda p: (p.size, p.ptr), default=None)
-        else:
-            fitting_pieces = [p for p in self.free_pieces if size <= p.size <= power_above(size)]
-            best_piece = max(fitting_pieces, key=lambda p: p.freed_at, default=None)
+        fitting_pieces = [p for p in self.free_pieces if size <= p.size <= power_above(size)]
+        best_piece = max(fitting_pieces, key=lambda p: p.freed_at, default=None)
         if best_piece is not None:
             self.free_pieces.remove(best_piece)
         return best_piece
 
     def from_driver(self, size: int) -> Piece:
-        size_bytes = size
-        if self.splits:
-            size_bytes = 2 * MIB if size <= MIB else (size + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
         try:
-            ptr = self.host.malloc(size_bytes)
+            ptr = self.host.malloc(size)
         except CudaError:
-            return self.rescued(size, size_bytes)
-        return Piece(ptr, size_bytes, (ptr, size_bytes), small_request=self.splits and size <= MIB)
+            return self.rescued(size)
+        return Piece(ptr, size)
 
-    def rescued(self, size: int, size_bytes: int) -> Piece:
+    def rescued(self, size: int) -> Piece:
         while self.queue:
             event, piece = self.queue.pop(0)
             self.host.sync_event(event)  # type: ignore[arg-type]
@@ -94,23 +75,10 @@ class Model:
             return freed_piece
         self.give_back()
         try:
-            ptr = self.host.malloc(size_bytes)
+            ptr = self.host.malloc(size)
         except CudaError:
             raise Full from None
-        return Piece(ptr, size_bytes, (ptr, size_bytes), small_request=self.splits and size <= MIB)
-
-    def cut(self, piece: Piece, size: int) -> None:
-        rest_bytes = piece.size - size
-        if rest_bytes > (0 if piece.small_request else MIB):
-            self.free_pieces.append(
-                Piece(
-                    piece.ptr + size,
-                    rest_bytes,
-                    piece.driver_allocation,
-                    small_request=piece.small_request,
-                )
-            )
-            piece.size = size
+        return Piece(ptr, size)
 
     def use(self, ptr: int, stream: int) -> None:
         self.live[ptr].users.add(stream)
@@ -140,28 +108,12 @@ class Model:
         self.clock += 1
         piece.freed_at = self.clock
         self.free_pieces.append(piece)
-        merged = True
-        while self.splits and merged:
-            merged = self.merge_once()
-        for whole_piece in [p for p in self.free_pieces if (p.ptr, p.size) == p.driver_allocation]:
-            if self.most_cached is not None and whole_piece.size > self.most_cached:
-                self.host.free(whole_piece.ptr)
-                self.free_pieces.remove(whole_piece)
-
-    def merge_once(self) -> bool:
-        for low in self.free_pieces:
-            for high in self.free_pieces:
-                if (
-                    low.driver_allocation == high.driver_allocation
-                    and low.ptr + low.size == high.ptr
-                ):
-                    low.size += high.size
-                    self.free_pieces.remove(high)
-                    return True
-        return False
+        if self.most_cached is not None and piece.size > self.most_cached:
+            self.host.free(piece.ptr)
+            self.free_pieces.remove(piece)
 
     def give_back(self) -> None:
-        for piece in [p for p in self.free_pieces if (p.ptr, p.size) == p.driver_allocation]:
+        for piece in list(self.free_pieces):
             self.host.free(piece.ptr)
             self.free_pieces.remove(piece)
 

@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from allocator.device import MIB
 from allocator.pinned.host import Host
 
-from cudakit.allocator.pinned.allocator import BackgroundThread, CachingHostAllocator
+from cudakit.allocator.pinned import BackgroundThread, CachingHostAllocator
 from cudakit.torch_rules.settings import Settings
 
 IN_BACKGROUND = Settings(pinned_use_background_threads=True)

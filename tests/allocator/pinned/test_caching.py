@@ -7,9 +7,8 @@ import pytest
 from allocator.device import GIB, MIB
 from allocator.pinned.host import Host
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.pinned.memory import OutOfPinnedMemory
-from cudakit.allocator.state import InvalidPointer, InvalidSize
+from cudakit.allocator.allocator import InvalidPointer, InvalidSize
+from cudakit.allocator.pinned import CachingHostAllocator, OutOfPinnedMemory
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 
@@ -171,30 +170,18 @@ def test_cached_memory_is_released_before_out_of_memory() -> None:
     assert pool.waiting() == {}
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_out_of_memory_error_lists_the_bytes_of_the_pool(splits: bool) -> None:
+def test_out_of_memory_error_lists_the_bytes_of_the_pool() -> None:
     host = Host(16 * MIB)
-    pool = CachingHostAllocator(host, splits=splits)
+    pool = CachingHostAllocator(host)
     pool.alloc(8 * MIB)
 
     with pytest.raises(OutOfPinnedMemory) as caught:
         pool.alloc(10 * MIB)
 
-    requested_size = "10.0 MiB" if splits else "16.0 MiB"
-    assert f"tried to allocate {requested_size} of pinned memory; this pool holds" in str(
-        caught.value
-    )
+    assert "tried to allocate 16.0 MiB of pinned memory; this pool holds" in str(caught.value)
     assert "8.00 MiB, of which 0 B is free" in str(caught.value)
     assert caught.value.code == 2
     assert pool.statistics()["active_requests.current"] == 1
-
-
-def test_without_retries_out_of_memory_is_raised_at_once() -> None:
-    pool = CachingHostAllocator(Host(4 * MIB), retries=False)
-    pool.free(pool.alloc(2 * MIB))
-
-    with pytest.raises(OutOfPinnedMemory, match=r"of which 2.00 MiB is free"):
-        pool.alloc(4 * MIB)
 
 
 def test_reserve_is_allocated_once_and_used_until_exhausted(host: Host) -> None:
@@ -274,41 +261,6 @@ def test_block_of_a_graph_is_not_reused_until_the_graph_is_gone(
     assert pool.counters()["captured_bytes"] == MIB
     pool.forget_graphs()
     assert pool.alloc(MIB) == used_block
-
-
-def test_splitting_pool_splits_and_merges_blocks(divided: CachingHostAllocator, host: Host) -> None:
-    blocks = [divided.alloc(700) for _ in range(3)]
-    assert sizes(divided) == [1024, 1024, 1024, 2 * MIB - 3072]
-    for ptr in (blocks[0], blocks[2], blocks[1]):
-        divided.free(ptr)
-
-    assert sizes(divided) == [2 * MIB]
-    divided.empty_cache()
-    assert host.held == {}
-
-
-def test_splitting_pool_keeps_the_rest_of_a_large_block_free(
-    divided: CachingHostAllocator, host: Host
-) -> None:
-    large = divided.alloc(4 * GIB)
-    divided.free(large)
-    small = divided.alloc(10 * KIB)
-
-    assert divided.alloc(4 * GIB) == large
-    assert sorted(host.held.values()) == [2 * MIB, 4 * GIB]
-    divided.free(small)
-
-
-def test_split_reserve_serves_requests_of_every_size(host: Host) -> None:
-    settings = Settings(pinned_reserve_segment_size_bytes=16 * MIB)
-    pool = CachingHostAllocator(host, settings, splits=True)
-    blocks = [pool.alloc(size) for size in (700, 3 * MIB, 5 * MIB)]
-    for ptr in blocks:
-        pool.free(ptr)
-    pool.empty_cache()
-
-    assert pool.alloc(16 * MIB) == blocks[0]
-    assert list(host.held.values()) == [16 * MIB]
 
 
 def test_host_statistics_equal_pytorchs(pool: CachingHostAllocator) -> None:

@@ -7,7 +7,7 @@ from allocator.device import MIB
 from allocator.pinned import invariants
 from allocator.pinned.host import Host
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.allocator.pinned import CachingHostAllocator
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 
@@ -59,11 +59,10 @@ def program(pool: CachingHostAllocator, host: Host) -> list[CudaError]:
     return failures
 
 
-@pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings, splits: bool) -> None:
+def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     host = Host(CAPACITY)
-    expected = program(CachingHostAllocator(host, settings, splits=splits), host)
+    expected = program(CachingHostAllocator(host, settings), host)
     calls = len(host.calls)
     assert calls > 10
     assert {error.code for error in expected} == {2}
@@ -71,7 +70,7 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings, sp
     for fail_at in range(1, calls + 1):
         failing = Host(CAPACITY)
         failing.device.fail_at = fail_at
-        pool = CachingHostAllocator(failing, settings, splits=splits)
+        pool = CachingHostAllocator(failing, settings)
         failures = program(pool, failing)
         pool.close()
 

@@ -19,8 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.pinned.memory import OutOfPinnedMemory
+from cudakit.allocator.pinned import CachingHostAllocator, OutOfPinnedMemory
 from cudakit.torch_rules.settings import Settings
 
 STREAMS = (0, 11, 12)
@@ -35,15 +34,13 @@ SIZES = strategies.one_of(
 class AgainstModel(RuleBasedStateMachine):
     live: Bundle[int] = Bundle("live")
 
-    @initialize(
-        splits=strategies.booleans(), max_cached=strategies.sampled_from([None, 0, 3 * MIB])
-    )
-    def begin(self, splits: bool, max_cached: int | None) -> None:
+    @initialize(max_cached=strategies.sampled_from([None, 0, 3 * MIB]))
+    def begin(self, max_cached: int | None) -> None:
         self.host, model_host = Host(CAPACITY), Host(CAPACITY)
         self.pool = CachingHostAllocator(
-            self.host, Settings(pinned_max_cached_size_bytes=max_cached), splits=splits
+            self.host, Settings(pinned_max_cached_size_bytes=max_cached)
         )
-        self.model = Model(model_host, splits=splits, most_cached=max_cached)
+        self.model = Model(model_host, most_cached=max_cached)
 
     @rule(target=live, size=SIZES)
     def alloc(self, size: int) -> Any:

@@ -12,9 +12,9 @@ from allocator.pinned.host import Host
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.pinned import CachingHostAllocator
+from cudakit.allocator.pools import MemPool
 from cudakit.errors import CudaError
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
@@ -25,14 +25,13 @@ SIDE = 11
 class Both:
     """The allocator of a device, and a pool of pinned memory that uses its private pools."""
 
-    def __init__(self, *, splits: bool = False, capacity: int = 64 * MIB, **settings: int) -> None:
+    def __init__(self, *, capacity: int = 64 * MIB, **settings: int) -> None:
         self.host = Host(capacity)
-        self.device = CachingAllocator(Device())
+        self.device = DeviceCachingAllocator(Device())
         self.pinned = CachingHostAllocator(
             self.host,
             Settings(**settings),  # type: ignore[arg-type]
-            holders=self.device._state.engine.private_pools,
-            splits=splits,
+            holders=self.device._engine.private_pools,
         )
 
     def pools(self) -> list[PoolId]:
@@ -40,9 +39,8 @@ class Both:
         return [s["segment_pool_id"] for s in self.pinned.snapshot()["host_segments"]]
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_private_pool_block_is_reused_only_in_its_pool(splits: bool) -> None:
-    allocators = Both(splits=splits)
+def test_private_pool_block_is_reused_only_in_its_pool() -> None:
+    allocators = Both()
     pool = MemPool(allocators.device)
     with allocators.device.use_pool(pool):
         pool_block = allocators.pinned.alloc(MIB)
@@ -81,9 +79,8 @@ def test_request_with_a_stream_is_routed_like_device_memory() -> None:
     assert sorted(allocators.pools()) == [DEFAULT_POOL, pool_id, pool_id]
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_pool_memory_is_released_after_its_last_holder(splits: bool) -> None:
-    allocators = Both(splits=splits)
+def test_pool_memory_is_released_after_its_last_holder() -> None:
+    allocators = Both()
     pool = MemPool(allocators.device)
     with allocators.device.use_pool(pool):
         first, second = allocators.pinned.alloc(3 * MIB), allocators.pinned.alloc(700)
@@ -100,9 +97,8 @@ def test_pool_memory_is_released_after_its_last_holder(splits: bool) -> None:
     assert allocators.pinned.statistics()["num_host_free"] == 2
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_free_block_beside_a_live_block_stays_in_its_pool(splits: bool) -> None:
-    allocators = Both(splits=splits)
+def test_free_block_beside_a_live_block_stays_in_its_pool() -> None:
+    allocators = Both()
     pool = MemPool(allocators.device)
     with allocators.device.use_pool(pool):
         freed, live = allocators.pinned.alloc(600), allocators.pinned.alloc(600)
@@ -193,9 +189,8 @@ def test_request_on_an_uncaptured_stream_belongs_to_no_graph() -> None:
     assert allocators.pinned.counters()["captured_bytes"] == MIB, "the other may be of the capture"
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_reserved_blocks_of_a_dropped_pool_go_to_the_default_pool(splits: bool) -> None:
-    allocators = Both(splits=splits, pinned_reserve_segment_size_bytes=4 * MIB)
+def test_reserved_blocks_of_a_dropped_pool_go_to_the_default_pool() -> None:
+    allocators = Both(pinned_reserve_segment_size_bytes=4 * MIB)
     pool = MemPool(allocators.device)
     with allocators.device.use_pool(pool):
         allocators.pinned.free(allocators.pinned.alloc(3 * MIB))
@@ -248,8 +243,7 @@ def test_trace_names_the_pool_of_each_event() -> None:
     assert {entry["pool_id"] for entry in traces} == {pool.id}
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_failed_driver_call_leaks_nothing_of_any_pool(splits: bool) -> None:
+def test_failed_driver_call_leaks_nothing_of_any_pool() -> None:
     def program(allocators: Both) -> None:
         def attempt(operation: object, *args: int) -> int:
             try:
@@ -280,11 +274,11 @@ def test_failed_driver_call_leaks_nothing_of_any_pool(splits: bool) -> None:
         allocators.host.finish(SIDE)
         attempt(pinned.empty_cache)
 
-    without_failures = Both(splits=splits)
+    without_failures = Both()
     program(without_failures)
     assert without_failures.host.held == {}
     for fail_at in range(1, len(without_failures.host.calls) + 1):
-        allocators = Both(splits=splits)
+        allocators = Both()
         allocators.host.device.fail_at = fail_at
         program(allocators)
         allocators.pinned.close()
@@ -308,10 +302,8 @@ STEPS = st.lists(
 class Run:
     """A run of operations that records the first pool of each 512 bytes."""
 
-    def __init__(self, *, splits: bool, reserve: int) -> None:
-        self.allocators = Both(
-            splits=splits, capacity=512 * MIB, pinned_reserve_segment_size_bytes=reserve
-        )
+    def __init__(self, *, reserve: int) -> None:
+        self.allocators = Both(capacity=512 * MIB, pinned_reserve_segment_size_bytes=reserve)
         self.pools = {number: MemPool(self.allocators.device) for number in range(1, 4)}
         self.live: list[int] = []
         self.owners: dict[int, int] = {}
@@ -351,11 +343,11 @@ class Run:
         self.allocators.pinned.close()
 
 
-@given(steps=STEPS, splits=st.booleans(), reserve=st.sampled_from([0, 4 * MIB]))
+@given(steps=STEPS, reserve=st.sampled_from([0, 4 * MIB]))
 def test_held_pool_serves_no_request_of_another_pool(
-    steps: list[tuple[str, int, int]], splits: bool, reserve: int
+    steps: list[tuple[str, int, int]], reserve: int
 ) -> None:
-    run = Run(splits=splits, reserve=reserve)
+    run = Run(reserve=reserve)
     for operation, number, size in steps:
         getattr(run, operation)(number, size)
         run.allocators.pools()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from allocator.device import MIB
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.pinned.upstream import GpuHostUpstream
+from cudakit.allocator.pinned import CachingHostAllocator
+from cudakit.allocator.upstream import GpuHostUpstream
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
@@ -58,10 +58,9 @@ class HostGpu(Sim):
             raise CudaError(self.code, "CUDA_ERROR", "requested by the test")
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_registration_uses_the_configured_number_of_threads(splits: bool) -> None:
+def test_registration_uses_the_configured_number_of_threads() -> None:
     gpu = HostGpu()
-    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED, splits=splits)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
     ptr = pool.alloc(3 * MIB)
     assert gpu.held == {ptr: True}
     assert gpu.threads == {4}

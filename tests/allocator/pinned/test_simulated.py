@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from allocator.device import MIB
 
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.pinned.upstream import GpuHostUpstream
+from cudakit.allocator.pinned import CachingHostAllocator
+from cudakit.allocator.upstream import GpuHostUpstream
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
 
 
-def use_it(gpu: Gpu, *, splits: bool) -> None:
-    pool = CachingHostAllocator(GpuHostUpstream(gpu), splits=splits)
+def use_it(gpu: Gpu) -> None:
+    pool = CachingHostAllocator(GpuHostUpstream(gpu))
     stream, device = gpu.stream(), gpu.malloc(MIB)
     first = pool.alloc(MIB)
     gpu.host_view(first, MIB)[:4] = b"abcd"
@@ -29,16 +29,14 @@ def use_it(gpu: Gpu, *, splits: bool) -> None:
     assert pool.statistics()["num_host_free"] == 1
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_pinned_memory_copies_to_and_from_a_simulated_device(splits: bool) -> None:
+def test_pinned_memory_copies_to_and_from_a_simulated_device() -> None:
     gpu = open_gpu("sim")
-    use_it(gpu, splits=splits)
+    use_it(gpu)
     gpu.close()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("splits", [False, True])
-def test_pinned_memory_copies_to_and_from_a_real_device(splits: bool) -> None:
+def test_pinned_memory_copies_to_and_from_a_real_device() -> None:
     gpu = open_gpu("cuda")
-    use_it(gpu, splits=splits)
+    use_it(gpu)
     gpu.close()

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from allocator.device import MIB
 
-from cudakit.allocator.device_allocator import DeviceAllocator
-from cudakit.allocator.pinned.allocator import CachingHostAllocator
-from cudakit.allocator.pinned.upstream import GpuHostUpstream
+from cudakit.allocator.pinned import CachingHostAllocator
+from cudakit.allocator.upstream import GpuHostUpstream
+from cudakit.api.allocator import CachingAllocator
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
-from cudakit.torch_rules.settings import Settings
 
 PROGRAM = (
     *(("alloc", "a", 3 * MIB), ("alloc", "b", 100), ("alloc", "c", 4 * MIB), ("free", "a", 0)),
@@ -137,7 +136,7 @@ class GraphOfOurs:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        self.allocator = DeviceAllocator(self.gpu, Settings())
+        self.allocator = CachingAllocator(self.gpu, settings="")
         self.pool = OfOurs(self.allocator.pinned)
         self.memory: Any = None
 

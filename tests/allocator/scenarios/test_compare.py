@@ -14,8 +14,8 @@ from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
 from allocator_scenarios.scenario import MIB, CannotRun, Check, Steps, Subject, full_name, scenario
 
-from cudakit.allocator.pool_calls import PoolState
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.checkpoint import PoolState
+from cudakit.allocator.pools import MemPool
 
 SHORT = random_run(1, 9, steps=1500)
 

@@ -17,9 +17,9 @@ from allocator.device import MIB
 from allocator.virtual_device import VirtualDevice
 from memory.whatif.recordings import read
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.pools import MemPool
 from cudakit.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings
 
@@ -43,7 +43,9 @@ class Gpu:
 
     def __init__(self, *, outside: int = 0, settings: Settings | None = None) -> None:
         self.device = VirtualDevice(DEVICE - outside)
-        self.allocator = CachingAllocator(self.device, settings or Settings(), search_again=False)
+        self.allocator = DeviceCachingAllocator(
+            self.device, settings or Settings(), search_again=False
+        )
         self.allocator.record_history()
         self.stream = 0
 

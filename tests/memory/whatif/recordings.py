@@ -13,9 +13,9 @@ from allocator.test_machine import SIZES, STREAMS
 from allocator.virtual_device import VirtualDevice
 from hypothesis import strategies as st
 
-from cudakit.allocator.allocator import CachingAllocator
+from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.allocator.private_pools import MemPool
+from cudakit.allocator.pools import MemPool
 from cudakit.memory.load import pickled, schema
 from cudakit.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings
@@ -32,7 +32,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self.device = VirtualDevice(self.capacity)
-        self.allocator = CachingAllocator(self.device, self.settings, search_again=False)
+        self.allocator = DeviceCachingAllocator(self.device, self.settings, search_again=False)
         self.allocator.record_history()
         self.live: list[int] = []
         self.pools: list[MemPool] = []

@@ -76,6 +76,38 @@ static PyObject *get_adjacent(PyObject *self, void *offset)
     return Py_NewRef(adjacent ? adjacent : Py_None);
 }
 
+/* Return the free blocks to which a block belongs; NULL with an AttributeError for a block that was discarded. */
+static struct free_blocks *free_blocks_of(PyObject *self)
+{
+    struct free_blocks *free_blocks = ((struct block *)self)->free_blocks;
+    if (!free_blocks)
+        PyErr_SetString(PyExc_AttributeError, "the block was discarded");
+    return free_blocks;
+}
+
+/* block.stream: the stream whose requests the block serves. */
+static PyObject *block_stream(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct free_blocks *free_blocks = free_blocks_of(self);
+    return free_blocks ? Py_XNewRef(free_blocks->stream) : NULL;
+}
+
+/* block.pool: the pool that the block belongs to. */
+static PyObject *block_pool(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct free_blocks *free_blocks = free_blocks_of(self);
+    return free_blocks ? Py_XNewRef(free_blocks->pool) : NULL;
+}
+
+/* block.is_split: whether the segment contains more blocks than this one. */
+static PyObject *block_is_split(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(((struct block *)self)->prev || ((struct block *)self)->next);
+}
+
 static PyMemberDef block_members[] = {
     MEMBER(block, ptr, T_LONGLONG, 0),
     MEMBER(block, size, T_LONGLONG, 0),
@@ -96,6 +128,9 @@ static PyMemberDef block_members[] = {
 static PyGetSetDef block_getset[] = {
     {"prev", get_adjacent, set_adjacent, NULL, (void *)offsetof(struct block, prev)},
     {"next", get_adjacent, set_adjacent, NULL, (void *)offsetof(struct block, next)},
+    {"stream", block_stream, NULL, NULL, NULL},
+    {"pool", block_pool, NULL, NULL, NULL},
+    {"is_split", block_is_split, NULL, NULL, NULL},
     END_OF_MEMBERS,
 };
 
@@ -216,6 +251,25 @@ static PyObject *free_blocks_blocks_from_size(PyObject *self, PyObject *size)
     return block_list;
 }
 
+/* iter(free_blocks): return an iterator over the present blocks, in sorted order. */
+static PyObject *free_blocks_iter(PyObject *self)
+{
+    PyObject *block_list = free_blocks_blocks_from_size(self, state_of(Py_TYPE(self))->zero);
+    PyObject *iterator = block_list ? PyObject_GetIter(block_list) : NULL;
+    Py_XDECREF(block_list);
+    return iterator;
+}
+
+/* new_block(ptr, size, expandable_segment=None): create a block of this pool and stream, which is not free. */
+static PyObject *free_blocks_new_block(PyObject *self, PyObject *args)
+{
+    PyObject *ptr, *size, *expandable_segment = Py_None;
+    if (!PyArg_ParseTuple(args, "OO|O", &ptr, &size, &expandable_segment))
+        return NULL;
+    return PyObject_CallFunctionObjArgs((PyObject *)state_of(Py_TYPE(self))->types[BLOCK], ptr, size, self,
+                                        expandable_segment, NULL);
+}
+
 /* Return an object as a block of this pool and stream. Returns NULL with an exception if it is not such a block, or if
  * it is not free although `is_free` is true, or the reverse. */
 static struct block *checked_block(PyObject *self, PyObject *object, bool is_free)
@@ -287,12 +341,14 @@ static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 static PyMemberDef free_blocks_members[] = {
     MEMBER(free_blocks, pool, T_OBJECT, READONLY),
+    MEMBER(free_blocks, pool_id, T_OBJECT, READONLY),
     MEMBER(free_blocks, counters, T_OBJECT, READONLY),
     MEMBER(free_blocks, stream, T_OBJECT, READONLY),
     END_OF_MEMBERS,
 };
 
 static PyMethodDef free_blocks_methods[] = {
+    {"new_block", free_blocks_new_block, METH_VARARGS, NULL},
     {"blocks_from_size", free_blocks_blocks_from_size, METH_O, NULL},
     {"add", free_blocks_add, METH_O, NULL},
     {"remove", free_blocks_remove, METH_O, NULL},
@@ -305,6 +361,7 @@ static PyType_Slot free_blocks_slots[] = {
     {Py_tp_members, free_blocks_members},
     {Py_tp_methods, free_blocks_methods},
     {Py_nb_bool, free_blocks_bool},
+    {Py_tp_iter, free_blocks_iter},
     GC_SLOTS(free_blocks),
 };
 

@@ -2,14 +2,14 @@
  *
  * Scope. A program allocates and frees memory millions of times, and nearly every call is the usual case: a free
  * block of the request's stream is large enough, no block waits for another stream, and no option is on. This
- * extension performs exactly these calls. All other calls are passed unchanged to slow_alloc and slow_free of oom.py,
- * which handle every case in Python. So the rules for the other cases are written only once.
+ * extension performs exactly these calls. All other calls are passed unchanged to slow_alloc and slow_free, the
+ * methods alloc and free of allocator.py, which handle every case in Python. So the rules for the other cases are
+ * written only once.
  *
- * Plain Python. blocks.py, pool_stats.py, history.py, guard.py and fast_path.py have plain types with the same
- * attributes and methods as the types here. They define the behaviour, are used if no C compiler was available at
- * installation, and are the reference of the tests (tests/allocator/test_fast_path.py). native.py derives the
- * types that the allocator uses from the types of this extension. The rest of the allocator is written in Python,
- * and uses the plain or the native types through attributes and methods only.
+ * Plain Python. blocks.py, stats.py, history.py and guard.py have plain types with the same attributes and methods as
+ * the types here. They are used if no C compiler was available at installation, and are the reference of the tests
+ * (tests/allocator/test_fast_path.py). The rest of the allocator is written in Python, and uses the plain or the
+ * native types through attributes and methods only.
  *
  * The types (types.h, blocks.h, events.h, and this file):
  *
@@ -65,11 +65,10 @@ struct fast_path {
     PyObject *live_blocks, *slow_alloc, *slow_free;
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool by stream */
     struct counters *small_counters, *large_counters, *total_counters;
-    PyTypeObject *block_type; /* a subclass of Block */
-    struct block *spare;      /* created in advance for the rest of a split */
-    struct events *events;    /* the history; NULL while none is recorded */
-    PyObject *gather;         /* returns the call stack of its caller */
-    long level;               /* history.Level: the events whose stacks are gathered */
+    struct block *spare;   /* created in advance for the rest of a split */
+    struct events *events; /* the history; NULL while none is recorded */
+    PyObject *gather;      /* returns the call stack of its caller */
+    long level;            /* history.Level: the events whose stacks are gathered */
 };
 
 /* Add a change to a counter of the small or the large pools, and update the peak of both kinds of pools. */
@@ -218,7 +217,8 @@ static bool gather_stack(const struct fast_path *self, long level, PyObject **st
 /* Create the spare block for the rest of a split, if it is missing; return false with an exception on failure. */
 static bool create_spare(struct fast_path *self)
 {
-    struct block *spare = self->spare ? NULL : (struct block *)self->block_type->tp_alloc(self->block_type, 0);
+    PyTypeObject *block_type = self->state->types[BLOCK];
+    struct block *spare = self->spare ? NULL : (struct block *)block_type->tp_alloc(block_type, 0);
     if (spare)
         Py_XSETREF(self->spare, spare); /* tp_alloc may have run a finalizer that created a spare */
     return self->spare;
@@ -340,7 +340,7 @@ static struct block *find_freeable(const struct fast_path *self, PyObject *ptr, 
 {
     struct block *block = (struct block *)PyDict_GetItemWithError(self->live_blocks, ptr);
     long long stream_number, block_stream;
-    if (!block || !Py_IS_TYPE(block, self->block_type) || block->is_free ||
+    if (!block || !Py_IS_TYPE(block, self->state->types[BLOCK]) || block->is_free ||
         (block->stream_uses && block->stream_uses != Py_None) ||
         (block->expandable_segment && block->expandable_segment != Py_None))
         return NULL;
@@ -403,27 +403,24 @@ static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
     DO(slow_free) \
     DO(small_by_stream) \
     DO(large_by_stream) \
-    DO(small_counters) DO(large_counters) DO(total_counters) DO(block_type) DO(spare) DO(events) DO(gather)
+    DO(small_counters) DO(large_counters) DO(total_counters) DO(spare) DO(events) DO(gather)
 DEFINE_GC_FUNCTIONS(fast_path, FAST_PATH_FIELDS)
 
 /* FastPath(gate, live, ...): create the fast path of an allocator; see _fast.pyi for the arguments. */
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *argument_names[] = {"gate",  "live_blocks", "small_by_stream", "large_by_stream", "small",
-                                     "large", "total",       "block_type",      "slow_alloc",      "slow_free",
-                                     NULL};
+                                     "large", "total",       "slow_alloc",      "slow_free",       NULL};
     struct state *state = state_of(type);
     PyTypeObject *dict_type = &PyDict_Type, **types = state->types;
     struct fast_path parsed_fields = {.level = 0}, *self;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!O!O!O!O!O!O!OO", argument_names, types[GATE], &parsed_fields.gate, dict_type,
-            &parsed_fields.live_blocks, dict_type, &parsed_fields.small_by_stream, dict_type,
-            &parsed_fields.large_by_stream, types[COUNTERS], &parsed_fields.small_counters, types[COUNTERS],
-            &parsed_fields.large_counters, types[COUNTERS], &parsed_fields.total_counters, &PyType_Type,
-            &parsed_fields.block_type, &parsed_fields.slow_alloc, &parsed_fields.slow_free))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!OO", argument_names, types[GATE],
+                                     &parsed_fields.gate, dict_type, &parsed_fields.live_blocks, dict_type,
+                                     &parsed_fields.small_by_stream, dict_type, &parsed_fields.large_by_stream,
+                                     types[COUNTERS], &parsed_fields.small_counters, types[COUNTERS],
+                                     &parsed_fields.large_counters, types[COUNTERS], &parsed_fields.total_counters,
+                                     &parsed_fields.slow_alloc, &parsed_fields.slow_free))
         return NULL;
-    if (!PyType_IsSubtype(parsed_fields.block_type, types[BLOCK]))
-        return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
     if (!(self = (struct fast_path *)type->tp_alloc(type, 0)))
         return NULL;
     self->state = state;

@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from cudakit.allocator.blocks import BlockPool, FreeBlocks, Pools, SegmentSource
-from cudakit.allocator.pool_stats import DeviceStats, PoolStats
+from cudakit.allocator.stats import DeviceStats
 from cudakit.allocator.streams import StreamFilter
 from cudakit.errors import UsageError
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
@@ -38,20 +38,8 @@ class PrivatePool(Pools):
     With ``use_on_oom``, requests for the default pool may use the pool's free blocks before they fail.
     """
 
-    __slots__ = ("holder_count", "use_on_oom")
-
-    def __init__(
-        self,
-        pool_id: PoolId,
-        small_stats: PoolStats,
-        large_stats: PoolStats,
-        free_blocks_type: type[FreeBlocks],
-        *,
-        use_on_oom: bool,
-    ) -> None:
-        super().__init__(pool_id, small_stats, large_stats, free_blocks_type)
-        self.use_on_oom = use_on_oom
-        self.holder_count = 1
+    use_on_oom = False
+    holder_count = 1
 
     def __iter__(self) -> Iterator[BlockPool]:
         """Iterate over both pools in the order of release, which differs from that of the default pool."""
@@ -131,10 +119,9 @@ class PrivatePools:
         """Create the pool of an id, with one holder. Raises PoolError for an id that was never issued."""
         self.check_issued(pool_id)
         stats = self._stats
-        pool = PrivatePool(
-            pool_id, stats.small, stats.large, self._free_blocks_type, use_on_oom=use_on_oom
-        )
+        pool = PrivatePool(pool_id, stats.small, stats.large, self._free_blocks_type)
         pool.source = source
+        pool.use_on_oom = use_on_oom
         for block_pool in pool:
             block_pool.no_split = no_split
             block_pool.reserved_stats = stats.reserved_stats_of(
@@ -239,29 +226,26 @@ class PrivatePools:
         )
 
 
-class PoolOwner(Protocol):
-    """The methods of an allocator that HeldPool and MemPool call."""
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """The use and the memory of a private pool."""
 
-    def create_pool(
-        self,
-        *,
-        source: SegmentSource | None = None,
-        use_on_oom: bool = False,
-        splits: bool = True,
-    ) -> PoolId: ...
-    def abandon_pool(self, pool_id: PoolId, releases_cache: bool) -> None: ...
-    def release_pool(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None: ...
-    def empty_pool(self, pool_id: PoolId) -> None: ...
-    def pool_uses(self, pool_id: PoolId) -> int: ...
-    def snapshot(self) -> dict[str, Any]: ...
+    id: PoolId
+    uses: int  # Number of holders; if it is 0, the cached memory can be released.
+    segments: int  # Number of segments.
+    reserved_bytes: int
+    allocated_bytes: int
 
 
 class HeldPool:
-    """A holder of a private pool, until ``close``, the end of a with block, or garbage collection."""
+    """A holder of a private pool, until ``close``, the end of a with block, or garbage collection.
+
+    ``allocator`` is the allocator of the pool (memory.DeviceMemory, which uses this module).
+    """
 
     _releases_cache = False  # Whether the cached memory is released when the pool is closed.
 
-    def __init__(self, allocator: PoolOwner, pool_id: PoolId) -> None:
+    def __init__(self, allocator: Any, pool_id: PoolId) -> None:
         self.id = pool_id
         self._allocator = allocator
         self._finalizer = weakref.finalize(
@@ -272,7 +256,8 @@ class HeldPool:
     @property
     def uses(self) -> int:
         """The number of holders of the pool, this object included."""
-        return self._allocator.pool_uses(self.id)
+        uses: int = self._allocator.pool_uses(self.id)
+        return uses
 
     @property
     def closed(self) -> bool:
@@ -302,6 +287,18 @@ class HeldPool:
         self.close()
 
 
+def pool_id_of(pool: HeldPool | PoolId) -> PoolId:
+    """Return the id of a pool."""
+    return pool.id if isinstance(pool, HeldPool) else pool
+
+
+def id_of_open_pool(pool: HeldPool | PoolId) -> PoolId:
+    """Return the id of a pool. Raises PoolError if the pool is closed."""
+    if isinstance(pool, HeldPool) and pool.closed:
+        raise PoolError(f"private pool {pool.id} is closed", hint="create a new one")
+    return pool_id_of(pool)
+
+
 class GraphMemory(HeldPool):
     """The holder of a captured graph's pool. Close it when the graph will not run any more.
 
@@ -324,7 +321,7 @@ class MemPool(HeldPool):
 
     def __init__(
         self,
-        allocator: PoolOwner,
+        allocator: Any,
         *,
         upstream: SegmentSource | None = None,
         use_on_oom: bool = False,

@@ -1,14 +1,16 @@
-"""Statistics with the names and meanings of torch.cuda.memory_stats.
+"""Statistics with the names and meanings of torch.cuda.memory_stats and host_memory_stats.
 
 A statistic has a current value, its peak since the last reset of peaks, and the sums of increases
 (``allocated``) and decreases (``freed``) since the last reset of sums. Sources: PyTorch's
 c10/core/CachingDeviceAllocator.h, torch/cuda/memory.py and torch/csrc/cuda/Module.cpp. Reserved bytes of each
-private pool: PyTorch 2.15.
+private pool: PyTorch 2.15. Pinned memory: PyTorch's CachingHostAllocator.h (HostStats, getStats) and
+torch/csrc/cuda/Module.cpp; times are in microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from cudakit.torch_rules.oom_facts import PoolId
@@ -33,10 +35,10 @@ BLOCK_COUNTERS = (
     "inactive_split_bytes",
 )
 # Names of all counters of a kind of pools.
-COUNTED_NAMES = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
-# Statistics of active blocks are sums of two counters: allocated blocks, and pending blocks, which were freed
-# while other streams use them.
-_ACTIVE_SUMS = {
+_COUNTED_NAMES = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
+# The counters whose sum is a statistic. Active blocks are the allocated blocks and the pending blocks, which
+# were freed while other streams use them.
+_COUNTERS_BY_STATISTIC: dict[str, tuple[str, ...]] = {name: (name,) for name in _COUNTED_NAMES} | {
     "active": ("allocation", "pending"),
     "active_bytes": ("allocated_bytes", "pending_bytes"),
 }
@@ -78,21 +80,14 @@ class BlockCounters:
     """Counters of the blocks of the small or the large pools, as plain integers.
 
     ``_sum`` attributes are sums of increases; the sum of decreases follows from the sum of increases, the
-    current value, and the value at the last reset of sums. ``other_pools`` are the counters of the
-    other kind of pools. Totals of both kinds are computed when they are read, but their peaks are
-    recorded in ``all_pools``, of which nothing else is used. ``searches`` is the number of searches of the
+    current value, and the value at the last reset of sums. ``searches`` is the number of searches of the
     default pool, from which garbage collection computes the age of a block.
     """
 
     __slots__ = (
         *(f"{name}{suffix}" for name in BLOCK_COUNTERS for suffix in ("", "_sum", "_peak")),
-        "other_pools",
         "searches",
-        "all_pools",
     )
-
-    other_pools: BlockCounters
-    all_pools: BlockCounters
 
     def __init__(self) -> None:
         self.allocation = self.allocation_sum = self.allocation_peak = 0
@@ -103,56 +98,6 @@ class BlockCounters:
         self.inactive_split_bytes_peak = 0
         self.searches = 0
 
-    def count_alloc(self, size: int, requested_bytes: int) -> None:
-        """Count an allocated block."""
-        all_pools, other_pools = self.all_pools, self.other_pools
-        self.allocation = allocation_count = self.allocation + 1
-        self.allocated_bytes = allocated_bytes = self.allocated_bytes + size
-        self.requested_bytes = requested_total = self.requested_bytes + requested_bytes
-        self.allocation_sum += 1
-        self.allocated_bytes_sum += size
-        self.requested_bytes_sum += requested_bytes
-        if allocation_count > self.allocation_peak:
-            self.allocation_peak = allocation_count
-        if allocated_bytes > self.allocated_bytes_peak:
-            self.allocated_bytes_peak = allocated_bytes
-        if requested_total > self.requested_bytes_peak:
-            self.requested_bytes_peak = requested_total
-        allocation_count += other_pools.allocation
-        if allocation_count > all_pools.allocation_peak:
-            all_pools.allocation_peak = allocation_count
-        allocated_bytes += other_pools.allocated_bytes
-        if allocated_bytes > all_pools.allocated_bytes_peak:
-            all_pools.allocated_bytes_peak = allocated_bytes
-        requested_total += other_pools.requested_bytes
-        if requested_total > all_pools.requested_bytes_peak:
-            all_pools.requested_bytes_peak = requested_total
-
-    def count_free(self, size: int, requested_bytes: int) -> None:
-        """Count a block that was freed and that no stream uses any more."""
-        self.allocation -= 1
-        self.allocated_bytes -= size
-        self.requested_bytes -= requested_bytes
-
-    def count_split(self, count_change: int, size_change: int) -> None:
-        """Count a change of the number and the size of free blocks in split segments."""
-        self.inactive_split = split_count = self.inactive_split + count_change
-        self.inactive_split_bytes = split_bytes = self.inactive_split_bytes + size_change
-        if count_change > 0:
-            self.inactive_split_sum += count_change
-            if split_count > self.inactive_split_peak:
-                self.inactive_split_peak = split_count
-            split_count += self.other_pools.inactive_split
-            if split_count > self.all_pools.inactive_split_peak:
-                self.all_pools.inactive_split_peak = split_count
-        if size_change > 0:
-            self.inactive_split_bytes_sum += size_change
-            if split_bytes > self.inactive_split_bytes_peak:
-                self.inactive_split_bytes_peak = split_bytes
-            split_bytes += self.other_pools.inactive_split_bytes
-            if split_bytes > self.all_pools.inactive_split_bytes_peak:
-                self.all_pools.inactive_split_bytes_peak = split_bytes
-
 
 class Peaks:
     """The peaks of the small or the large pools, or of all pools, including the peaks of ``block_counters``.
@@ -161,14 +106,6 @@ class Peaks:
     while blocks are pending; the true peak is the larger one of ``active_peak`` and ``allocation_peak``.
     """
 
-    __slots__ = (
-        "active_bytes_peak",
-        "active_peak",
-        "block_counters",
-        "reserved_bytes_peak",
-        "segment_peak",
-    )
-
     def __init__(self, block_counters: BlockCounters) -> None:
         self.block_counters = block_counters
         self.segment_peak = self.reserved_bytes_peak = 0
@@ -176,65 +113,41 @@ class Peaks:
 
     def peak(self, name: str) -> int:
         """Return the peak of a statistic."""
-        peak_value: int = getattr(
-            self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak"
-        )
-        return peak_value
+        return self._read(name, f"{name}_peak")
 
     def set_peak(self, name: str, peak_value: int) -> None:
         """Set the peak of a statistic."""
         setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak", peak_value)
 
+    def _read(self, name: str, attribute: str) -> int:
+        value: int = getattr(self.block_counters if name in BLOCK_COUNTERS else self, attribute)
+        return value
+
 
 class PoolStats(Peaks):
-    """Counters of the small or the large pools.
+    """Counters of the small or the large pools, and the methods that count.
 
-    ``pending`` counts blocks that were freed while other streams use them.
+    ``pending`` counts blocks that were freed while other streams use them. Totals of the small and the large
+    pools are computed when they are read, but their peaks are recorded in ``all_pools``.
     """
 
-    __slots__ = (
-        "all_pools",
-        "other_pools",
-        "pending",
-        "pending_bytes",
-        "reserved_bytes",
-        "reserved_bytes_sum",
-        "segment",
-        "segment_sum",
-        "values_at_reset",
-    )
-
-    def __init__(self, blocks: BlockCounters, total_peaks: Peaks) -> None:
+    def __init__(self, blocks: BlockCounters, all_pools: Peaks) -> None:
         super().__init__(blocks)
-        self.all_pools = total_peaks
-        # Statistics of the large pools in those of the small pools, and the reverse; ``pair_with`` sets this
-        # attribute.
+        self.all_pools = all_pools
+        # The statistics of the large pools in those of the small pools, and the reverse.
         self.other_pools = self
-        blocks.all_pools, blocks.other_pools = total_peaks.block_counters, blocks
         self.segment = self.segment_sum = 0
         self.reserved_bytes = self.reserved_bytes_sum = 0
         self.pending = self.pending_bytes = 0
-        self.values_at_reset = dict.fromkeys((*COUNTED_NAMES, "pending", "pending_bytes"), 0)
-
-    def pair_with(self, other_pools: PoolStats) -> None:
-        """Connect the statistics of the small and the large pools with each other."""
-        self.other_pools, other_pools.other_pools = other_pools, self
-        self.block_counters.other_pools, other_pools.block_counters.other_pools = (
-            other_pools.block_counters,
-            self.block_counters,
-        )
+        self.values_at_reset = dict.fromkeys((*_COUNTED_NAMES, "pending", "pending_bytes"), 0)
 
     def current(self, name: str) -> int:
         """Return the current value of a statistic."""
-        current_value: int = getattr(self.block_counters if name in BLOCK_COUNTERS else self, name)
-        return current_value
+        return self._read(name, name)
 
     def sum_of_increases(self, name: str) -> int:
         """Return the sum of increases of a statistic since the last reset of sums."""
-        increase_sum: int = getattr(
-            self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum"
-        )
-        return increase_sum
+        return self._read(name, f"{name}_sum")
 
     @property
     def active(self) -> int:
@@ -246,9 +159,63 @@ class PoolStats(Peaks):
         """Bytes of blocks that are allocated or pending."""
         return self.block_counters.allocated_bytes + self.pending_bytes
 
-    def raise_active_peaks(self) -> None:
-        """Raise the peaks of active blocks to the current values; needed while blocks are pending."""
-        self._raise_peaks(*_ACTIVE_SUMS)
+    def count_alloc(self, size: int, requested_bytes: int) -> None:
+        """Count an allocated block."""
+        counters, others = self.block_counters, self.other_pools.block_counters
+        peaks = self.all_pools.block_counters
+        counters.allocation = count = counters.allocation + 1
+        counters.allocated_bytes = allocated = counters.allocated_bytes + size
+        counters.requested_bytes = requested = counters.requested_bytes + requested_bytes
+        counters.allocation_sum += 1
+        counters.allocated_bytes_sum += size
+        counters.requested_bytes_sum += requested_bytes
+        # Comparisons, because each call of max() would take as long as three of them.
+        if count > counters.allocation_peak:
+            counters.allocation_peak = count
+        if allocated > counters.allocated_bytes_peak:
+            counters.allocated_bytes_peak = allocated
+        if requested > counters.requested_bytes_peak:
+            counters.requested_bytes_peak = requested
+        count += others.allocation
+        allocated += others.allocated_bytes
+        requested += others.requested_bytes
+        if count > peaks.allocation_peak:
+            peaks.allocation_peak = count
+        if allocated > peaks.allocated_bytes_peak:
+            peaks.allocated_bytes_peak = allocated
+        if requested > peaks.requested_bytes_peak:
+            peaks.requested_bytes_peak = requested
+        if self.pending or self.other_pools.pending:
+            self._raise_peaks("active")
+            self._raise_peaks("active_bytes")
+
+    def count_free(self, size: int, requested_bytes: int) -> None:
+        """Count a block that was freed and that no stream uses any more."""
+        counters = self.block_counters
+        counters.allocation -= 1
+        counters.allocated_bytes -= size
+        counters.requested_bytes -= requested_bytes
+
+    def count_split(self, count_change: int, size_change: int) -> None:
+        """Count a change of the number and the size of free blocks in split segments."""
+        counters, others = self.block_counters, self.other_pools.block_counters
+        peaks = self.all_pools.block_counters
+        counters.inactive_split = count = counters.inactive_split + count_change
+        counters.inactive_split_bytes = size = counters.inactive_split_bytes + size_change
+        if count_change > 0:
+            counters.inactive_split_sum += count_change
+            if count > counters.inactive_split_peak:
+                counters.inactive_split_peak = count
+            count += others.inactive_split
+            if count > peaks.inactive_split_peak:
+                peaks.inactive_split_peak = count
+        if size_change > 0:
+            counters.inactive_split_bytes_sum += size_change
+            if size > counters.inactive_split_bytes_peak:
+                counters.inactive_split_bytes_peak = size
+            size += others.inactive_split_bytes
+            if size > peaks.inactive_split_bytes_peak:
+                peaks.inactive_split_bytes_peak = size
 
     def count_pending(self, size: int) -> None:
         """Count a block that was freed while other streams use it."""
@@ -277,22 +244,21 @@ class PoolStats(Peaks):
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value, including the peaks of all pools."""
-        for name in (*COUNTED_NAMES, *_ACTIVE_SUMS):
+        for name in _COUNTERS_BY_STATISTIC:
             self.set_peak(name, self.current(name))
             self.all_pools.set_peak(name, self.current(name) + self.other_pools.current(name))
 
     def reset_sums(self) -> None:
         """Set all sums to 0."""
-        for name in COUNTED_NAMES:
+        for name in _COUNTED_NAMES:
             setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
         self.values_at_reset = {name: self.current(name) for name in self.values_at_reset}
 
-    def _raise_peaks(self, *names: str) -> None:
-        for name in names:
-            current_value = self.current(name)
-            self.set_peak(name, max(self.peak(name), current_value))
-            value_of_all_pools = current_value + self.other_pools.current(name)
-            self.all_pools.set_peak(name, max(self.all_pools.peak(name), value_of_all_pools))
+    def _raise_peaks(self, name: str) -> None:
+        current_value = self.current(name)
+        self.set_peak(name, max(self.peak(name), current_value))
+        total = current_value + self.other_pools.current(name)
+        self.all_pools.set_peak(name, max(self.all_pools.peak(name), total))
 
 
 class DeviceStats:
@@ -308,7 +274,7 @@ class DeviceStats:
         self.peaks = Peaks(new_counters())  # Peaks of all pools together.
         self.small = PoolStats(new_counters(), self.peaks)
         self.large = PoolStats(new_counters(), self.peaks)
-        self.small.pair_with(self.large)
+        self.small.other_pools, self.large.other_pools = self.large, self.small
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
         # Reserved bytes by private pool, including dropped pools, and by kind of block.
         self.private_reserved_stats: dict[PoolId, dict[str, Stat]] = {}
@@ -319,11 +285,6 @@ class DeviceStats:
         # Number of requests served from memory that became free by a synchronization.
         self.num_sync_rescues = 0
         self.num_invalid_frees = 0
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether blocks were freed while other streams use them."""
-        return bool(self.small.pending or self.large.pending)
 
     def current_total(self, name: str) -> int:
         """Return the current value of a statistic in all pools."""
@@ -350,8 +311,17 @@ class DeviceStats:
             ("small_pool", self.small, (self.small,)),
             ("large_pool", self.large, (self.large,)),
         ):
-            numbers_by_name |= _read_counted_values(kind, peaks, pools)
-            numbers_by_name |= _read_active_values(kind, peaks, pools)
+            for name, counters in _COUNTERS_BY_STATISTIC.items():
+                current_value = sum(pool.current(name) for pool in pools)
+                increases = sum(pool.sum_of_increases(counters[0]) for pool in pools)
+                at_reset = sum(pool.values_at_reset[part] for pool in pools for part in counters)
+                numbers_by_name |= _named_values(
+                    f"{name}.{kind}",
+                    current_value,
+                    max(peaks.peak(name), peaks.peak(counters[0])),
+                    increases,
+                    at_reset + increases - current_value,
+                )
         for name, stat in self._stats():
             numbers_by_name |= stat.read(name)
         return dict(sorted(numbers_by_name.items()))
@@ -380,44 +350,6 @@ class DeviceStats:
                 yield f"reserved_bytes_by_private_pools.{graph_number}_{user_number}.{kind}", stat
 
 
-def _read_counted_values(
-    kind: str, peaks: Peaks, pools: Sequence[PoolStats]
-) -> Iterator[_NamedValue]:
-    for name in COUNTED_NAMES:
-        current_value = sum(pool.current(name) for pool in pools)
-        increases = sum(pool.sum_of_increases(name) for pool in pools)
-        sum_at_reset = sum(pool.values_at_reset[name] for pool in pools)
-        peak = peaks.peak(name)
-        yield from _named_values(
-            f"{name}.{kind}",
-            current_value,
-            peak,
-            increases,
-            sum_at_reset + increases - current_value,
-        )
-
-
-def _read_active_values(
-    kind: str, peaks: Peaks, pools: Sequence[PoolStats]
-) -> Iterator[_NamedValue]:
-    for name, (allocated_name, pending_name) in _ACTIVE_SUMS.items():
-        current_value = sum(pool.current(name) for pool in pools)
-        increases = sum(pool.sum_of_increases(allocated_name) for pool in pools)
-        sum_at_reset = sum(
-            pool.values_at_reset[counter_name]
-            for pool in pools
-            for counter_name in (allocated_name, pending_name)
-        )
-        peak = max(peaks.peak(name), peaks.peak(allocated_name))
-        yield from _named_values(
-            f"{name}.{kind}",
-            current_value,
-            peak,
-            increases,
-            sum_at_reset + increases - current_value,
-        )
-
-
 def _named_values(
     name: str, current: int, peak: int, increases: int, decreases: int
 ) -> Iterator[_NamedValue]:
@@ -425,3 +357,113 @@ def _named_values(
     yield f"{name}.peak", peak
     yield f"{name}.allocated", increases
     yield f"{name}.freed", decreases
+
+
+class DurationStats:
+    """Statistics of the durations of calls (PyTorch's DurationStat)."""
+
+    __slots__ = ("count", "max", "min", "total")
+
+    def __init__(self) -> None:
+        self.total = self.max = self.min = self.count = 0
+
+    def add(self, elapsed_us: int) -> None:
+        self.min = min(self.min, elapsed_us) if self.min else elapsed_us
+        self.max = max(self.max, elapsed_us)
+        self.total += elapsed_us
+        self.count += 1
+
+    def reset_peak(self) -> None:
+        self.min = self.max = 0
+
+    def reset_sums(self) -> None:
+        self.total = self.count = 0
+
+    def read(self, name: str) -> dict[str, int]:
+        return {
+            f"{name}.total": self.total,
+            f"{name}.max": self.max,
+            f"{name}.min": self.min,
+            f"{name}.count": self.count,
+            f"{name}.avg": self.total // self.count if self.count else 0,
+        }
+
+
+def bin_of(size: int) -> int:
+    """Return the exponent of the smallest power of two that is not below a size."""
+    return (size - 1).bit_length()
+
+
+class HostStats:
+    """All statistics of pinned memory.
+
+    As in PyTorch, active blocks are counted for each power of two, and their peak is the sum of these peaks,
+    which is at least the true peak. PyTorch has no ``num_rescues`` and ``num_free_failures``.
+    """
+
+    def __init__(self) -> None:
+        self.allocations, self.allocated_bytes = Stat(), Stat()
+        self.active_by_bin: defaultdict[int, tuple[Stat, Stat]] = defaultdict(
+            lambda: (Stat(), Stat())
+        )
+        self.alloc_time, self.free_time = DurationStats(), DurationStats()
+        self.num_rescues = 0  # Number of requests served only after waiting or releasing memory.
+        # Number of frees that the driver refused; their memory stays cached.
+        self.num_free_failures = 0
+        self.num_invalid_frees = 0
+
+    def count_alloc(self, size: int) -> None:
+        """Count an allocated block."""
+        block_count, total_bytes = self.active_by_bin[bin_of(size)]
+        block_count.increase(1)
+        total_bytes.increase(size)
+
+    def count_free(self, size: int) -> None:
+        """Count a block that is not used any more."""
+        block_count, total_bytes = self.active_by_bin[bin_of(size)]
+        block_count.decrease(1)
+        total_bytes.decrease(size)
+
+    def count_obtained(self, size: int) -> None:
+        """Count memory that was taken from the driver, because no free block served a request."""
+        self.allocations.increase(1)
+        self.allocated_bytes.increase(size)
+
+    def count_released(self, size: int) -> None:
+        """Count memory that was returned to the driver."""
+        self.allocations.decrease(1)
+        self.allocated_bytes.decrease(size)
+
+    def read(self) -> dict[str, int]:
+        """Return the 28 numbers by name, in alphabetical order."""
+        bins = self.active_by_bin.values()
+        numbers_by_name = {
+            "num_host_alloc": self.allocations.allocated,
+            "num_host_free": self.allocations.freed,
+            **self.alloc_time.read("host_alloc_time"),
+            **self.free_time.read("host_free_time"),
+            **dict(self.allocations.read("allocations")),
+            **dict(self.allocated_bytes.read("allocated_bytes")),
+        }
+        for name, stats in (
+            ("active_requests", [counts for counts, _ in bins]),
+            ("active_bytes", [sizes for _, sizes in bins]),
+        ):
+            for metric in ("current", "peak", "allocated", "freed"):
+                numbers_by_name[f"{name}.{metric}"] = sum(getattr(stat, metric) for stat in stats)
+        return dict(sorted(numbers_by_name.items()))
+
+    def reset_peaks(self) -> None:
+        """Set every peak to the current value (torch.cuda.reset_peak_host_memory_stats)."""
+        for stat in self._all_statistics():
+            stat.reset_peak()
+
+    def reset_sums(self) -> None:
+        """Set every sum to 0 (torch.cuda.reset_accumulated_host_memory_stats)."""
+        for stat in self._all_statistics():
+            stat.reset_sums()
+
+    def _all_statistics(self) -> list[Stat | DurationStats]:
+        active_stats = [stat for stat_pair in self.active_by_bin.values() for stat in stat_pair]
+        durations = [self.alloc_time, self.free_time]
+        return [self.allocations, self.allocated_bytes, *active_stats, *durations]

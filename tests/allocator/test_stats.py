@@ -9,8 +9,8 @@ from allocator.device import MIB, Device
 from allocator.summaries import current
 from hypothesis import given, strategies
 
-from cudakit.allocator.allocator import CachingAllocator
-from cudakit.allocator.pool_stats import DeviceStats, PoolStats
+from cudakit.allocator.allocator import DeviceCachingAllocator
+from cudakit.allocator.stats import DeviceStats, PoolStats
 
 SIZES = strategies.integers(1, 1 << 59)
 Block: TypeAlias = tuple[str, int, int]
@@ -61,9 +61,7 @@ class Subject:
     def alloc(self, block: Block) -> None:
         kind, size, requested = block
         self.live.append(block)
-        self.of(block).block_counters.count_alloc(size, requested)
-        if self.stats.has_pending:
-            self.of(block).raise_active_peaks()
+        self.of(block).count_alloc(size, requested)
         for metric, amount in (
             ("allocation", 1),
             ("active", 1),
@@ -81,7 +79,7 @@ class Subject:
             self.pending.append(block)
             self.of(block).count_pending(size)
         else:
-            self.of(block).block_counters.count_free(size, requested)
+            self.of(block).count_free(size, requested)
             self.end(block)
 
     def complete(self, block: Block) -> None:
@@ -101,7 +99,7 @@ class Subject:
             case "complete" if self.pending:
                 self.complete(self.pending.pop(0))
             case "split":
-                self.stats.small.block_counters.count_split(1, 512)
+                self.stats.small.count_split(1, 512)
                 self.counters.change("inactive_split", "small", 1)
                 self.counters.change("inactive_split_bytes", "small", 512)
             case "peaks":
@@ -125,7 +123,7 @@ def test_pool_statistics_equal_single_counters(steps: list[Block | str]) -> None
 
 
 def test_equal_request_served_by_another_size_is_counted_by_that_size(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     allocator.free(allocator.alloc(40 * MIB))
     low, high = allocator.alloc(20 * MIB), allocator.alloc(20 * MIB)
     allocator.free(low)
@@ -139,7 +137,7 @@ def test_equal_request_served_by_another_size_is_counted_by_that_size(device: De
 
 
 def test_requested_bytes_follow_each_request_that_a_block_serves(device: Device) -> None:
-    allocator = CachingAllocator(device)
+    allocator = DeviceCachingAllocator(device)
     for size in (700, 800):
         ptr = allocator.alloc(size)
         assert current(allocator, "requested_bytes") == size

@@ -1,1 +1,0 @@
-"""The allocator of pinned host memory: the engine of device memory with another upstream."""
