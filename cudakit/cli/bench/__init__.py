@@ -81,10 +81,10 @@ def _given(name: str) -> dict[str, Any]:
 
 
 def _caching_allocator(gpu: Gpu) -> Allocator:
-    from cudakit.allocator.allocator import CachingAllocator
+    from cudakit.allocator.allocator import DeviceCachingAllocator
     from cudakit.allocator.upstream import GpuUpstream
 
-    return CachingAllocator(GpuUpstream(gpu))
+    return DeviceCachingAllocator(GpuUpstream(gpu))
 
 
 class BenchGroup(click.Group):
