@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias, cast
 
 from cudakit.allocator.stats import BlockCounters, PoolStats, Stat
 from cudakit.gpu.api import Ptr
-from cudakit.torch_rules.oom_facts import PoolId
+from cudakit.torch_rules.oom import PoolId
 
 # A call stack: pairs of a code object and the offset of an instruction in it, innermost first.
 RawStack: TypeAlias = tuple[CodeType | int, ...]

@@ -15,7 +15,7 @@ from cudakit.allocator.blocks import Block, RawStack, Segment
 from cudakit.allocator.engine import Engine
 from cudakit.allocator.pools import PoolError
 from cudakit.gpu.api import Ptr
-from cudakit.torch_rules.oom_facts import PoolId
+from cudakit.torch_rules.oom import PoolId
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, cast
 
 from cudakit.allocator.blocks import Block, RawStack
 from cudakit.errors import UsageError
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, Frames, PoolId
+from cudakit.torch_rules.oom import DEFAULT_POOL, Frames, PoolId
 
 ALLOC = "alloc"
 FREE_REQUESTED = "free_requested"

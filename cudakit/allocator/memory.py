@@ -39,7 +39,7 @@ from cudakit.allocator.streams import (
 )
 from cudakit.allocator.upstream import CapturableUpstream, CaptureGraph, Upstream, stream_number
 from cudakit.errors import CudaError, Unsupported
-from cudakit.torch_rules.oom_facts import PoolId
+from cudakit.torch_rules.oom import PoolId
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import UNLIMITED
 

@@ -18,9 +18,16 @@ from cudakit.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError
 from cudakit.gpu.api import MemoryInfo
 from cudakit.gpu.api.facts import Process
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, StreamPool
-from cudakit.torch_rules.oom_message import details, message_of
-from cudakit.torch_rules.oom_remedies import hint_of
+from cudakit.torch_rules.oom import (
+    DEFAULT_POOL,
+    OomReport,
+    Pin,
+    PoolId,
+    StreamPool,
+    details,
+    hint_of,
+    message_of,
+)
 from cudakit.units import Unavailable
 
 Observer: TypeAlias = Callable[[OomReport], object]

@@ -45,7 +45,7 @@ from cudakit.allocator.upstream import (
 )
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import Event, Ptr
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
+from cudakit.torch_rules.oom import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import UNLIMITED
 from cudakit.units import format_bytes

@@ -25,7 +25,7 @@ from cudakit.allocator.blocks import BlockPool, FreeBlocks, Pools, SegmentSource
 from cudakit.allocator.stats import DeviceStats
 from cudakit.allocator.streams import StreamFilter
 from cudakit.errors import UsageError
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
+from cudakit.torch_rules.oom import DEFAULT_POOL, PoolId
 
 
 class PoolError(UsageError):

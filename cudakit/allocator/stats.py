@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from cudakit.torch_rules.oom_facts import PoolId
+from cudakit.torch_rules.oom import PoolId
 from cudakit.torch_rules.sizes import UNLIMITED
 
 _NamedValue: TypeAlias = tuple[str, int]

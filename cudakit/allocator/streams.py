@@ -22,7 +22,7 @@ from cudakit.allocator.blocks import Block, RawStack
 from cudakit.allocator.upstream import CaptureGraph, EventSource
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
-from cudakit.torch_rules.oom_facts import PoolId
+from cudakit.torch_rules.oom import PoolId
 
 # A function that selects requests: it returns whether a request of the calling thread on a stream is
 # selected.

@@ -20,8 +20,8 @@ from cudakit.allocator.upstream import CaptureGraph, GpuHostUpstream, GpuUpstrea
 from cudakit.errors import EnvironmentUnusable, Unsupported, UsageError
 from cudakit.gpu.api import Gpu, IpcHandle, MemoryInfo, Ptr
 from cudakit.gpu.open import open_gpu
-from cudakit.torch_rules.oom_facts import PoolId
-from cudakit.torch_rules.setting_rules import SettingRefused
+from cudakit.torch_rules.oom import PoolId
+from cudakit.torch_rules.setting_keys import SettingRefused
 from cudakit.torch_rules.settings import effective, parse_config
 
 __all__ = [

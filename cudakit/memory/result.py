@@ -15,7 +15,7 @@ from cudakit.memory.replay.layout import Layout
 from cudakit.memory.replay.lifetimes import Contradictions
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.stacks import Frame
-from cudakit.torch_rules.oom_facts import Fit
+from cudakit.torch_rules.oom import Fit
 
 SCHEMA = "cudakit.memviz/1"
 DIFF_SCHEMA = "cudakit.memviz.diff/1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudakit.torch_rules.oom_facts import Fit, fit_of
+from cudakit.torch_rules.oom import Fit, fit_of
 from cudakit.torch_rules.sizes import segment_size
 from cudakit.units import format_bytes
 

@@ -9,16 +9,20 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
 from cudakit.errors import InputError
-from cudakit.torch_rules.setting_keys import DROPPED_KEYS, KEY_BY_SPELLING, KEYS, Key
-from cudakit.torch_rules.setting_rules import (
+from cudakit.torch_rules.setting_keys import (
     DIVISION_SLOTS,
-    RULES,
+    DROPPED_KEYS,
+    KEY_BY_SPELLING,
+    KEYS,
+    Entry,
+    Key,
     Reserve,
     SettingRefused,
+    Token,
+    read_entries,
     refused_value,
     shown_value,
 )
-from cudakit.torch_rules.setting_text import Entry, Token, read_entries
 from cudakit.torch_rules.sizes import MIB, UNLIMITED
 
 Backend: TypeAlias = Literal["native", "cudaMallocAsync"]
@@ -86,12 +90,23 @@ class Settings:
     pinned_free_catch_all: bool = False
 
     def __post_init__(self) -> None:
-        for field, rule in RULES.items():
+        for key in KEYS.values():
+            value = getattr(self, key.field)
+            if not key.holds(value):
+                raise refused_value(key.field, shown_value(key.field, value), key.expected)
+        minimum = self.large_segment_size_bytes
+        for field in ("max_split_size_bytes", "max_non_split_rounding_bytes"):
             value = getattr(self, field)
-            if not rule.holds(value):
-                raise refused_value(field, shown_value(field, value), rule.expected)
-        self._check_against_segments()
-        self._check_against_backend()
+            if value is not None and value < minimum:
+                size_text = shown_value("large_segment_size_bytes", minimum)
+                expected = f"at least the size of a large segment, {size_text}"
+                raise refused_value(field, shown_value(field, value), expected)
+        if self.backend != "native":
+            for key in self._changed_keys().values():
+                if key.native:
+                    value_text = shown_value(key.field, getattr(self, key.field))
+                    expected = f"left out: with backend {self.backend} it does nothing"
+                    raise refused_value(key.field, value_text, expected)
 
     @property
     def slack_bytes(self) -> int:
@@ -101,11 +116,9 @@ class Settings:
 
     def as_text(self) -> str:
         """Return the non-default settings as a string that PyTorch and ``parse_config`` read."""
-        changed_settings = self._changed_fields()
         return ",".join(
             f"{name}:{key.write(getattr(self, key.field))}"
-            for name, key in KEYS.items()
-            if key.field in changed_settings
+            for name, key in self._changed_keys().items()
         )
 
     def as_torch(self) -> dict[str, RecordedValue]:
@@ -136,42 +149,28 @@ class Settings:
 
         Names are the keys without ``_mb``; sizes are in bytes, -1 for no limit.
         """
-        all_settings = {
-            name.removesuffix("_mb"): self._recorded_value(key) for name, key in KEYS.items()
-        }
-        all_settings["max_non_split_rounding"] = self.slack_bytes
+        recorded: dict[str, RecordedValue] = {}
+        for name, key in KEYS.items():
+            value = getattr(self, key.field)
+            if value is None:
+                value = -1
+            elif not isinstance(value, bool | int | float | str):
+                value = key.write(value)
+            recorded[name.removesuffix("_mb")] = value
+        recorded["max_non_split_rounding"] = self.slack_bytes
         torch_settings = self.as_torch()
         return torch_settings | {
-            name: value for name, value in all_settings.items() if name not in torch_settings
+            name: value for name, value in recorded.items() if name not in torch_settings
         }
 
-    def _recorded_value(self, key: Key) -> RecordedValue:
-        value = getattr(self, key.field)
-        if value is None:
-            return -1
-        return value if isinstance(value, bool | int | float | str) else str(key.write(value))
-
-    def _changed_fields(self) -> set[str]:
-        return {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-
-    def _check_against_segments(self) -> None:
-        minimum = self.large_segment_size_bytes
-        for field in ("max_split_size_bytes", "max_non_split_rounding_bytes"):
-            value = getattr(self, field)
-            if value is not None and value < minimum:
-                size_text = shown_value("large_segment_size_bytes", minimum)
-                expected = f"at least the size of a large segment, {size_text}"
-                raise refused_value(field, shown_value(field, value), expected)
-
-    def _check_against_backend(self) -> None:
-        if self.backend == "native":
-            return
-        changed_settings = self._changed_fields()
-        for key in KEYS.values():
-            if key.native and key.field in changed_settings:
-                value_text = shown_value(key.field, getattr(self, key.field))
-                expected = f"left out: with backend {self.backend} it does nothing"
-                raise refused_value(key.field, value_text, expected)
+    def _changed_keys(self) -> dict[str, Key]:
+        """Return the keys of the settings that differ from their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {
+            name: key
+            for name, key in KEYS.items()
+            if getattr(self, key.field) != defaults[key.field]
+        }
 
 
 # The environment variables of PyTorch in their order of precedence: the old name comes first
@@ -239,7 +238,14 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
             )
         entries[key.field] = entry
         value_by_field[key.field] = key.read(entry)
-    _check_backend(entries, value_by_field)
+    backend = value_by_field.get("backend", "native")
+    if backend != "native":
+        for entry in entries.values():
+            if KEYS[_key_name(entry.key)].native:
+                raise entry.key.error(
+                    f"{entry.key.text} does nothing with backend:{backend}",
+                    hint="leave out one of them",
+                )
     try:
         return Settings(**value_by_field)  # type: ignore[arg-type]  # Key.read returns the type of its field
     except SettingRefused as refusal:
@@ -265,18 +271,6 @@ def _key_name(key: Token) -> str:
     )
 
 
-def _check_backend(entries: Mapping[str, Entry], values: Mapping[str, object]) -> None:
-    backend = values.get("backend", "native")
-    if backend == "native":
-        return
-    for entry in entries.values():
-        if KEYS[_key_name(entry.key)].native:
-            raise entry.key.error(
-                f"{entry.key.text} does nothing with backend:{backend}",
-                hint="leave out one of them",
-            )
-
-
 def recorded_settings(recorded_values: Mapping[str, Any]) -> Settings:
     """Return the Settings of a snapshot's ``allocator_settings``; invalid values are omitted.
 
@@ -284,8 +278,20 @@ def recorded_settings(recorded_values: Mapping[str, Any]) -> Settings:
     (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). The memory fraction is omitted, because no
     snapshot records the memory of the device.
     """
-    settings = _parse_recorded(recorded_values.get("PYTORCH_CUDA_ALLOC_CONF"))
-    settings = with_changes(settings, _recorded_sizes(recorded_values))
+    text = recorded_values.get("PYTORCH_CUDA_ALLOC_CONF")
+    try:
+        settings = parse_config(text) if isinstance(text, str) else Settings()
+    except InputError:
+        # PyTorch accepts configurations that parse_config rejects; the other recorded values then apply.
+        settings = Settings()
+    sizes: dict[str, int | None] = {}
+    for name, field in _RECORDED_BYTES.items():
+        value = recorded_values.get(name)
+        if isinstance(value, int) and value >= 0:
+            sizes[field] = value
+        elif isinstance(value, int) and field == "max_split_size_bytes":
+            sizes[field] = None
+    settings = with_changes(settings, sizes)
     threshold = recorded_values.get("garbage_collection_threshold")
     if isinstance(threshold, float):
         settings = with_changes(settings, {"garbage_collection_threshold": threshold})
@@ -302,23 +308,6 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         return replace(settings, **changes)
     except InputError:
         return settings
-
-
-def _parse_recorded(text: object) -> Settings:
-    try:
-        return parse_config(text) if isinstance(text, str) else Settings()
-    except InputError:
-        # PyTorch accepts configurations that parse_config rejects; the other recorded values then apply.
-        return Settings()
-
-
-def _recorded_sizes(recorded_values: Mapping[str, Any]) -> dict[str, int | None]:
-    value_by_field = {field: recorded_values.get(name) for name, field in _RECORDED_BYTES.items()}
-    return {
-        field: value if value >= 0 else None
-        for field, value in value_by_field.items()
-        if isinstance(value, int) and (value >= 0 or field == "max_split_size_bytes")
-    }
 
 
 def recorded_divisions(recorded_values: Mapping[str, Any]) -> list[int]:

@@ -14,7 +14,7 @@ from cudakit.allocator.expandable import AddressSpace
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY
-from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.setting_keys import Reserve
 from cudakit.torch_rules.settings import parse_config
 
 BY_CLASS = (("serving", Reserve(value=0.25)), ("tiny", Reserve(value=1.0, unit="GiB")))

@@ -8,7 +8,7 @@ import pytest
 from cudakit.allocator.blocks import Block, BlockPool, FreeBlocks
 from cudakit.allocator.memory import native_module
 from cudakit.allocator.stats import BlockCounters, DeviceStats
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL
+from cudakit.torch_rules.oom import DEFAULT_POOL
 
 NATIVE = native_module()
 

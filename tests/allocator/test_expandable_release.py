@@ -18,7 +18,7 @@ from allocator.virtual_device import VirtualDevice
 
 from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.setting_keys import Reserve
 from cudakit.torch_rules.settings import Settings
 
 # Out of memory

@@ -15,7 +15,7 @@ from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
 from cudakit.allocator.blocks import BlockPool
 from cudakit.allocator.memory import native_module
 from cudakit.allocator.stats import DeviceStats
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL
+from cudakit.torch_rules.oom import DEFAULT_POOL
 
 pytestmark = pytest.mark.skipif(
     native_module() is None, reason="the native types were not compiled"

@@ -12,7 +12,7 @@ from allocator.virtual_device import VirtualDevice
 
 from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
-from cudakit.torch_rules.oom_facts import OomReport
+from cudakit.torch_rules.oom import OomReport
 from cudakit.torch_rules.settings import Settings
 
 

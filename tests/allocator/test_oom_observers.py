@@ -11,7 +11,7 @@ from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import Process
-from cudakit.torch_rules.oom_facts import OomReport
+from cudakit.torch_rules.oom import OomReport
 from cudakit.units import Unavailable
 
 

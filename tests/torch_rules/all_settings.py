@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cudakit.torch_rules.setting_keys import KEYS
-from cudakit.torch_rules.setting_rules import FULL_RESERVE, LARGEST_MIB, Reserve
+from cudakit.torch_rules.setting_keys import FULL_RESERVE, KEYS, LARGEST_MIB, Reserve
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import MIB
 

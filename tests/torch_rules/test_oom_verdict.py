@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudakit.torch_rules.oom_facts import Fit, fit_of
+from cudakit.torch_rules.oom import Fit, fit_of
 from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, FailedRequest, verdict_of
 from cudakit.torch_rules.sizes import MIB
 

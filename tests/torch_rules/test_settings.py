@@ -11,8 +11,7 @@ from hypothesis import given
 from torch_rules.all_settings import settings as all_settings
 
 from cudakit.memory.load.schema import valid_settings
-from cudakit.torch_rules.setting_keys import KEYS
-from cudakit.torch_rules.setting_rules import RULES, Reserve, SettingRefused
+from cudakit.torch_rules.setting_keys import KEYS, Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, parse_config
 from cudakit.torch_rules.sizes import MIB
 
@@ -58,10 +57,9 @@ def test_snapshot_has_every_setting(settings: Settings) -> None:
     assert parse_config(str(written["PYTORCH_CUDA_ALLOC_CONF"])) == settings
 
 
-def test_each_setting_has_a_rule_and_a_key() -> None:
+def test_each_setting_has_a_key() -> None:
     names = {field.name for field in fields(Settings)}
 
-    assert set(RULES) == names
     assert {key.field for key in KEYS.values()} == names
     assert len(KEYS) == len(names)
 

@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch_rules.all_settings import settings as all_settings
 
-from cudakit.torch_rules.setting_keys import KEYS
-from cudakit.torch_rules.setting_rules import Reserve, SettingRefused
+from cudakit.torch_rules.setting_keys import KEYS, Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, SettingsWarning, effective, parse_config
 from cudakit.torch_rules.sizes import MIB
 

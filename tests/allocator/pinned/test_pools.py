@@ -16,7 +16,7 @@ from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.pinned import CachingHostAllocator
 from cudakit.allocator.pools import MemPool
 from cudakit.errors import CudaError
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
+from cudakit.torch_rules.oom import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
 
 SIDE = 11

@@ -9,7 +9,7 @@ from devices.doctor.machines import OK, WARN, Machine, files, run_check
 
 from cudakit.devices.doctor.checks import checks_by_id
 from cudakit.devices.doctor.variables import Variable, known_variables
-from cudakit.torch_rules.setting_rules import SettingRefused
+from cudakit.torch_rules.setting_keys import SettingRefused
 from cudakit.torch_rules.settings import VARIABLES, SettingsWarning, effective
 
 

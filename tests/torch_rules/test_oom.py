@@ -11,9 +11,15 @@ from allocator.device import GIB, MIB, Device
 from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.gpu.api.facts import Process
-from cudakit.torch_rules.oom_facts import OomReport, Pin, StreamPool
-from cudakit.torch_rules.oom_message import details, message_of
-from cudakit.torch_rules.oom_remedies import hint_of, remedies
+from cudakit.torch_rules.oom import (
+    OomReport,
+    Pin,
+    StreamPool,
+    details,
+    hint_of,
+    message_of,
+    remedies,
+)
 from cudakit.units import Unavailable
 
 STREAM_CACHE = StreamPool((0, 0), False, 0, 40 * GIB, 3 * GIB, 1 * GIB, 0, 0)
