@@ -19,7 +19,7 @@ def cupy_allocator(*allocators: Allocator) -> Callable[[int], Any]:
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> cupy.cuda.set_allocator(cudakit.cupy_allocator(allocator))  # doctest: +SKIP
     """
-    from cudakit.arrays.plugs.callbacks import cupy_function
+    from cudakit.arrays.plugs.libraries import cupy_function
 
     return cupy_function(allocators)
 
@@ -40,10 +40,10 @@ def numba_memory_manager(*allocators: Allocator, default_stream_only: bool = Fal
     >>> numba.cuda.set_memory_manager(cudakit.numba_memory_manager(allocator))  # doctest: +SKIP
     """
     from cudakit.api.allocator import CachingAllocator
-    from cudakit.arrays.plugs.numba import allocator_finder, memory_manager
+    from cudakit.arrays.plugs.libraries import AllocatorByDevice, numba_manager
 
-    find_allocator = allocator_finder(allocators) if allocators else CachingAllocator
-    return memory_manager(find_allocator, default_stream_only=default_stream_only)
+    find_allocator = AllocatorByDevice(allocators).__getitem__ if allocators else CachingAllocator
+    return numba_manager(find_allocator, default_stream_only=default_stream_only)
 
 
 def rmm_resource(allocator: Allocator) -> Any:
@@ -54,7 +54,7 @@ def rmm_resource(allocator: Allocator) -> Any:
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> rmm.mr.set_current_device_resource(cudakit.rmm_resource(allocator))  # doctest: +SKIP
     """
-    from cudakit.arrays.plugs.callbacks import rmm_resource
+    from cudakit.arrays.plugs.libraries import rmm_resource
 
     return rmm_resource(allocator)
 
@@ -74,6 +74,6 @@ def torch_pool(upstream: str, *, no_split: bool = False, use_on_oom: bool = Fals
     >>> with torch.cuda.use_mem_pool(cudakit.torch_pool("managed")):  # doctest: +SKIP
     ...     weights = torch.empty(2**37, dtype=torch.int8, device="cuda")
     """
-    from cudakit.arrays.plugs.torch import pool
+    from cudakit.arrays.plugs.libraries import torch_pool
 
-    return pool(upstream, {"no_split": no_split, "use_on_oom": use_on_oom})
+    return torch_pool(upstream, {"no_split": no_split, "use_on_oom": use_on_oom})

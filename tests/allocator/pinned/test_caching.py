@@ -1,15 +1,29 @@
+""""""
+
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic, sleep
 
 import pytest
 from allocator.device import GIB, MIB
+from allocator.pinned import invariants
 from allocator.pinned.host import Host
 
 from cudakit.allocator.allocator import InvalidPointer, InvalidSize
-from cudakit.allocator.pinned import CachingHostAllocator, OutOfPinnedMemory
-from cudakit.errors import Unsupported
+from cudakit.allocator.pinned import BackgroundThread, CachingHostAllocator, OutOfPinnedMemory
+from cudakit.allocator.upstream import GpuHostUpstream
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.open import open_gpu
+from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
 
 KIB = 1024
@@ -345,3 +359,327 @@ def test_host_trace_and_segments_have_pytorchs_format(pool: CachingHostAllocator
     assert snapshot["host_segments"][0]["frames"][0]["filename"] == __file__
     assert pickle.loads(pickle.dumps(snapshot)) == snapshot  # noqa: S301
     json.dumps(snapshot)
+
+
+IN_BACKGROUND = Settings(pinned_use_background_threads=True)
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    end = monotonic() + 10
+    while not condition() and monotonic() < end:
+        sleep(0.002)
+    return condition()
+
+
+class Work:
+    def __init__(self, times: int) -> None:
+        self.remaining = times
+
+    def once(self) -> bool:
+        self.remaining -= 1
+        return self.remaining > 0
+
+
+def test_background_worker_sleeps_without_work_and_continues_when_woken() -> None:
+    work = Work(3)
+    background = BackgroundThread(work.once)
+    background.wake()
+    assert soon(lambda: work.remaining == 0)
+    work.remaining = 2
+    background.wake()
+    assert soon(lambda: work.remaining == 0)
+    background.stop()
+
+
+def test_background_thread_frees_blocks_without_a_request(host: Host) -> None:
+    pool = CachingHostAllocator(host, IN_BACKGROUND)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+    pool.free(ptr)
+    host.finish(11)
+
+    assert soon(lambda: pool.counters()["free_bytes"] == MIB)
+    assert pool.alloc(MIB) == ptr
+    pool.close()
+
+
+def test_request_processes_events_before_calling_the_driver(host: Host) -> None:
+    pool = CachingHostAllocator(host, IN_BACKGROUND)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+    host.device.recorded[11] = 1
+    pool.free(ptr)
+    host.finish(11)
+
+    assert pool.alloc(MIB) == ptr
+    pool.close()
+
+
+def test_background_thread_ends_with_its_pool() -> None:
+    earlier_threads = set(threading.enumerate())
+    pool = CachingHostAllocator(Host(), IN_BACKGROUND)
+    ptr = pool.alloc(MIB)
+    pool.record_use(ptr, 11)
+    pool.free(ptr)
+    pool_reference = weakref.ref(pool)
+    del pool
+    gc.collect()
+
+    assert soon(lambda: pool_reference() is None and set(threading.enumerate()) <= earlier_threads)
+
+
+# --- Every driver call can fail: nothing leaks, and statistics stay right --------------------------
+
+CAPACITY = 32 * MIB
+SETTINGS = (
+    Settings(),
+    Settings(pinned_max_cached_size_bytes=2 * MIB),
+    Settings(pinned_reserve_segment_size_bytes=4 * MIB),
+    Settings(pinned_free_catch_all=True),
+)
+
+
+def program(pool: CachingHostAllocator, host: Host) -> list[CudaError]:
+    """Run all kinds of operations, continue after failures, and return the failures."""
+    live: dict[str, int] = {}
+    failures: list[CudaError] = []
+
+    def do(operation: str, name: str = "", size: int = 0) -> None:
+        try:
+            if operation == "alloc":
+                live[name] = pool.alloc(size)
+            elif operation == "empty":
+                pool.empty_cache()
+            elif operation == "use":
+                pool.record_use(live[name], 11)
+            elif name in live:
+                pool.free(live.pop(name))
+        except (CudaError, KeyError) as error:
+            failures.extend([error] if isinstance(error, CudaError) else [])
+        invariants.check(pool, host)
+
+    do("alloc", "a", 3 * MIB)
+    do("alloc", "b", 700)
+    do("alloc", "c", 7 * MIB)
+    do("use", "a")
+    do("use", "c")
+    do("free", "a")
+    do("free", "b")
+    do("alloc", "d", 600)
+    host.finish(11)
+    do("free", "c")
+    do("alloc", "e", 4 * MIB)
+    do("alloc", "f", 14 * MIB)  # more memory than is free before the other blocks are released
+    do("alloc", "g", 40 * MIB)
+    do("free", "e")
+    do("empty")
+    for name in "abcdefg":
+        do("free", name)
+    return failures
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
+    host = Host(CAPACITY)
+    expected = program(CachingHostAllocator(host, settings), host)
+    calls = len(host.calls)
+    assert calls > 10
+    assert {error.code for error in expected} == {2}
+
+    for fail_at in range(1, calls + 1):
+        failing = Host(CAPACITY)
+        failing.device.fail_at = fail_at
+        pool = CachingHostAllocator(failing, settings)
+        failures = program(pool, failing)
+        pool.close()
+
+        assert failing.held == {}
+        assert failing.device.events == {}
+        invariants.check(pool, failing)
+        is_reported = any(error is failing.error for error in failures)
+        quiet = failing.calls[fail_at - 1] in ("record", "event", "free")
+        assert is_reported or quiet, failing.calls[fail_at - 1]
+
+
+def test_memory_stays_cached_if_its_release_fails(host: Host) -> None:
+    pool = CachingHostAllocator(host)
+    for ptr in [pool.alloc(MIB) for _ in range(3)]:
+        pool.free(ptr)
+    host.device.fail_at = len(host.calls) + 2
+
+    with pytest.raises(CudaError, match="requested by the test"):
+        pool.empty_cache()
+
+    assert len(host.held) == 2
+    assert pool.counters()["num_free_failures"] == 1
+    invariants.check(pool, host)
+    pool.empty_cache()
+    assert host.held == {}
+
+
+# --- Pinned memory that the host allocated and the driver registered -------------------------------
+
+REGISTERED = Settings(pinned_use_cuda_host_register=True, pinned_num_register_threads=4)
+
+
+class HostGpu(Sim):
+    """A simulated GPU that counts calls for host memory. Tests determine which call fails."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity_bytes=MIB)
+        self.calls: list[str] = []
+        self.fail_at = 0
+        self.code = 999
+        self.held: dict[int, bool] = {}  # Whether each allocation is registered, by address.
+        self.threads: set[int] = set()
+
+    def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
+        self._count("host_malloc")
+        ptr = super().host_malloc(size_bytes, pinned=pinned)
+        self.held[ptr] = False
+        return ptr
+
+    def host_free(self, ptr: Ptr) -> None:
+        self._count("host_free")
+        super().host_free(ptr)
+        del self.held[ptr]
+
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:
+        self._count("host_register")
+        super().host_register(ptr, thread_count=thread_count)
+        self.held[ptr] = True
+        self.threads.add(thread_count)
+
+    def host_unregister(self, ptr: Ptr) -> None:
+        self._count("host_unregister")
+        super().host_unregister(ptr)
+        self.held[ptr] = False
+
+    def _count(self, name: str) -> None:
+        self.calls.append(name)
+        if len(self.calls) == self.fail_at:
+            raise CudaError(self.code, "CUDA_ERROR", "requested by the test")
+
+
+def test_registration_uses_the_configured_number_of_threads() -> None:
+    gpu = HostGpu()
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
+    ptr = pool.alloc(3 * MIB)
+    assert gpu.held == {ptr: True}
+    assert gpu.threads == {4}
+    pool.free(ptr)
+    assert pool.alloc(3 * MIB) == ptr, "what is cached stays registered"
+    pool.free(ptr)
+    pool.empty_cache()
+
+    assert gpu.held == {}
+    assert gpu.calls == ["host_malloc", "host_register", "host_unregister", "host_free"]
+    assert pool.statistics()["num_host_free"] == 1
+
+
+def test_memory_is_freed_the_way_it_was_allocated_after_a_change_of_settings() -> None:
+    gpu = HostGpu()
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
+    registered = pool.alloc(MIB)
+    pool.configure(replace(REGISTERED, pinned_use_cuda_host_register=False))
+    allocated_block = pool.alloc(MIB)
+    assert gpu.held == {registered: True, allocated_block: False}
+    pool.configure(REGISTERED)
+    for ptr in (registered, allocated_block):
+        pool.free(ptr)
+    pool.empty_cache()
+
+    assert gpu.held == {}
+    assert gpu.calls.count("host_unregister") == 1
+
+
+def test_reserve_is_registered() -> None:
+    gpu = HostGpu()
+    settings = replace(REGISTERED, pinned_reserve_segment_size_bytes=4 * MIB)
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), settings)
+    pool.free(pool.alloc(MIB))
+    assert list(gpu.held.values()) == [True]
+    pool.close()
+    assert gpu.held == {}
+
+
+@pytest.mark.parametrize("code", [2, 999])
+def test_failed_registration_leaves_nothing_pinned(code: int) -> None:
+    def program(gpu: HostGpu) -> CachingHostAllocator:
+        pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
+        live = []
+        for size in (MIB, 3 * MIB, 5 * MIB):
+            with suppress(CudaError):
+                live.append(pool.alloc(size))
+        assert len(gpu.held) == len(live)
+        for ptr in live:
+            pool.free(ptr)
+        with suppress(CudaError):
+            pool.empty_cache()
+        assert len(gpu.held) == pool.statistics()["allocations.current"]
+        pool.empty_cache()
+        return pool
+
+    without_failures = HostGpu()
+    program(without_failures)
+    assert len(without_failures.calls) == 12
+    for fail_at in range(1, 13):
+        gpu = HostGpu()
+        gpu.fail_at, gpu.code = fail_at, code
+        pool = program(gpu)
+        assert gpu.held == {}
+        assert pool.statistics()["allocated_bytes.current"] == 0
+
+
+def copied_through(gpu: Gpu) -> None:
+    pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
+    host, device = pool.alloc(3 * MIB), gpu.malloc(3 * MIB)
+    gpu.fill(device, 7, 3 * MIB, LEGACY)
+    gpu.copy(host, device, 3 * MIB, LEGACY)
+    gpu.sync()
+    assert bytes(gpu.host_view(host, 3 * MIB)) == b"\7" * (3 * MIB)
+    pool.free(host)
+    pool.close()
+    gpu.free(device)
+
+
+def test_registered_memory_copies_to_and_from_a_simulated_device() -> None:
+    copied_through(open_gpu("sim"))
+
+
+@pytest.mark.gpu
+def test_registered_memory_copies_to_and_from_a_real_device() -> None:
+    copied_through(open_gpu("cuda"))
+
+
+def use_it(gpu: Gpu) -> None:
+    pool = CachingHostAllocator(GpuHostUpstream(gpu))
+    stream, device = gpu.stream(), gpu.malloc(MIB)
+    first = pool.alloc(MIB)
+    gpu.host_view(first, MIB)[:4] = b"abcd"
+    gpu.copy(device, first, MIB, stream)
+    pool.record_use(first, stream)
+    pool.free(first)
+    gpu.sync_stream(stream)
+    second_block = pool.alloc(MIB)
+    assert second_block == first
+    gpu.host_view(second_block, MIB)[:4] = b"...."
+    gpu.copy(second_block, device, MIB, stream)
+    gpu.sync_stream(stream)
+    assert bytes(gpu.host_view(second_block, MIB)[:4]) == b"abcd"
+    pool.free(second_block)
+    pool.close()
+    assert pool.statistics()["num_host_free"] == 1
+
+
+def test_pinned_memory_copies_to_and_from_a_simulated_device() -> None:
+    gpu = open_gpu("sim")
+    use_it(gpu)
+    gpu.close()
+
+
+@pytest.mark.gpu
+def test_pinned_memory_copies_to_and_from_a_real_device() -> None:
+    gpu = open_gpu("cuda")
+    use_it(gpu)
+    gpu.close()

@@ -9,7 +9,7 @@ import pytest
 from arrays.plugs.viewers import opened_by_all
 
 import cudakit
-from cudakit.arrays.plugs.torch import UPSTREAMS
+from cudakit.arrays.plugs.libraries import UPSTREAMS
 
 pytestmark = pytest.mark.gpu
 
