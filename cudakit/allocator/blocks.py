@@ -21,7 +21,7 @@ from operator import attrgetter
 from types import CodeType
 from typing import Protocol, TypeAlias, cast
 
-from cudakit.allocator.stats import BlockCounters, PoolStats, Stat
+from cudakit.allocator.stats import BlockCounters, DeviceStats, PoolStats, Stat
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.oom import PoolId
 
@@ -213,18 +213,14 @@ class Pools:
     __slots__ = ("id", "large", "small", "source")
 
     def __init__(
-        self,
-        pool_id: PoolId,
-        small_stats: PoolStats,
-        large_stats: PoolStats,
-        free_blocks_type: type[FreeBlocks],
+        self, pool_id: PoolId, stats: DeviceStats, free_blocks_type: type[FreeBlocks]
     ) -> None:
         self.id = pool_id
         self.small = BlockPool(
-            pool_id, small_stats, is_small=True, free_blocks_type=free_blocks_type
+            pool_id, stats.small, is_small=True, free_blocks_type=free_blocks_type
         )
         self.large = BlockPool(
-            pool_id, large_stats, is_small=False, free_blocks_type=free_blocks_type
+            pool_id, stats.large, is_small=False, free_blocks_type=free_blocks_type
         )
         self.source: SegmentSource | None = None
 

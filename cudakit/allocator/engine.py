@@ -59,9 +59,7 @@ class Engine:
         self.upstream = upstream
         self.malloc: Callable[[int, int], int] = upstream.malloc
         self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED, counters_type)
-        self.default_pools = Pools(
-            DEFAULT_POOL, self.stats.small, self.stats.large, free_blocks_type
-        )
+        self.default_pools = Pools(DEFAULT_POOL, self.stats, free_blocks_type)
         self.private_pools = PrivatePools(self.stats, free_blocks_type)
         self.segments = Segments()
         # Reserved bytes, including the segment that a driver call is about to return.

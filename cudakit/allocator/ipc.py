@@ -86,17 +86,33 @@ class SharedMemory:
     @classmethod
     def from_text(cls, text: str) -> SharedMemory:
         """Return the SharedMemory that ``as_text`` wrote. Raises InputError for other texts and versions."""
-        fields = _Fields(text)
-        process = ProcessId(fields.read_number("pid", _MAX_PID), fields.read_number("started"))
+        try:
+            fields = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"not a text from SharedMemory.as_text(): {text!r:.60}") from error
+        schema = fields.get("schema") if isinstance(fields, dict) else None
+        if schema != SCHEMA:
+            raise InputError(
+                f"this cudakit reads {SCHEMA!r}, not {schema!r}",
+                hint="use the same version of cudakit in both processes",
+            )
+        for name in ("size_bytes", "offset_bytes", "pid", "started", "page_bytes"):
+            number, maximum = fields.get(name), _MAX_PID if name == "pid" else _MAX_INTEGER
+            if type(number) is not int or not 0 <= number <= maximum:
+                raise _invalid_field(name, number)
+        device, handles = fields.get("device"), fields.get("handles")
+        if not isinstance(device, str):
+            raise _invalid_field("device", device)
+        if not isinstance(handles, list) or not all(isinstance(text, str) for text in handles):
+            raise _invalid_field("handles", handles)
+        process = ProcessId(fields["pid"], fields["started"])
         shared_memory = cls(
-            fields.read_number("size_bytes"),
-            fields.read_number("offset_bytes"),
-            fields.read_text("device"),
+            fields["size_bytes"],
+            fields["offset_bytes"],
+            device,
             process,
-            fields.read_number("page_bytes"),
-            tuple(
-                _read_handle(handle_text, process) for handle_text in fields.read_texts("handles")
-            ),
+            fields["page_bytes"],
+            tuple(_read_handle(handle_text, process) for handle_text in handles),
         )
         shared_memory._check_handles()
         return shared_memory
@@ -118,43 +134,6 @@ class SharedMemory:
             raise _invalid_field(
                 "handles", f"{len(self.handles)} ({handle_type}) for {self.size_bytes} bytes"
             )
-
-
-class _Fields:
-    """The fields of a text from ``as_text``; reading an invalid field raises InputError."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            fields = json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise InputError(f"not a text from SharedMemory.as_text(): {text!r:.60}") from error
-        schema = fields.get("schema") if isinstance(fields, dict) else None
-        if schema != SCHEMA:
-            raise InputError(
-                f"this cudakit reads {SCHEMA!r}, not {schema!r}",
-                hint="use the same version of cudakit in both processes",
-            )
-        self._fields = fields
-
-    def read_number(self, name: str, max_number: int = _MAX_INTEGER) -> int:
-        field_value = self._fields.get(name)
-        if type(field_value) is not int or not 0 <= field_value <= max_number:
-            raise _invalid_field(name, field_value)
-        return field_value
-
-    def read_text(self, name: str) -> str:
-        field_value = self._fields.get(name)
-        if not isinstance(field_value, str):
-            raise _invalid_field(name, field_value)
-        return field_value
-
-    def read_texts(self, name: str) -> list[str]:
-        field_value = self._fields.get(name)
-        if not isinstance(field_value, list) or not all(
-            isinstance(text, str) for text in field_value
-        ):
-            raise _invalid_field(name, field_value)
-        return field_value
 
 
 def _handle_text(handle: Handle) -> str:

@@ -118,13 +118,12 @@ class PrivatePools:
     ) -> PrivatePool:
         """Create the pool of an id, with one holder. Raises PoolError for an id that was never issued."""
         self.check_issued(pool_id)
-        stats = self._stats
-        pool = PrivatePool(pool_id, stats.small, stats.large, self._free_blocks_type)
+        pool = PrivatePool(pool_id, self._stats, self._free_blocks_type)
         pool.source = source
         pool.use_on_oom = use_on_oom
         for block_pool in pool:
             block_pool.no_split = no_split
-            block_pool.reserved_stats = stats.reserved_stats_of(
+            block_pool.reserved_stats = self._stats.reserved_stats_of(
                 pool_id, is_small=block_pool.is_small
             )
         self._pools[pool_id] = pool
