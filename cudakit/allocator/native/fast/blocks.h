@@ -357,12 +357,8 @@ static PyMethodDef free_blocks_methods[] = {
 };
 
 static PyType_Slot free_blocks_slots[] = {
-    {Py_tp_new, free_blocks_new},
-    {Py_tp_members, free_blocks_members},
-    {Py_tp_methods, free_blocks_methods},
-    {Py_nb_bool, free_blocks_bool},
-    {Py_tp_iter, free_blocks_iter},
-    GC_SLOTS(free_blocks),
+    {Py_tp_new, free_blocks_new},   {Py_tp_members, free_blocks_members}, {Py_tp_methods, free_blocks_methods},
+    {Py_nb_bool, free_blocks_bool}, {Py_tp_iter, free_blocks_iter},       GC_SLOTS(free_blocks),
 };
 
 #endif

@@ -444,8 +444,8 @@ static PyType_Slot fast_path_slots[] = {
 /* ---- the module ------------------------------------------------------------------------------------------ */
 
 #define SPEC(name, type, flags) \
-    {"cudakit.allocator._fast." name, sizeof(struct type), 0, \
-     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (flags), type##_slots}
+    {"cudakit.allocator._fast." name, sizeof(struct type), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (flags), \
+     type##_slots}
 
 /* Initialize the module: create its types and the objects in its state. */
 static int exec_module(PyObject *self)
@@ -499,9 +499,8 @@ static PyModuleDef_Slot module_slots[] = {
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT,          .m_name = "cudakit.allocator._fast",
-    .m_size = sizeof(struct state), .m_slots = module_slots,
-    .m_traverse = traverse_module,  .m_clear = clear_module,
+    PyModuleDef_HEAD_INIT,   .m_name = "cudakit.allocator._fast", .m_size = sizeof(struct state),
+    .m_slots = module_slots, .m_traverse = traverse_module,       .m_clear = clear_module,
 };
 
 PyMODINIT_FUNC PyInit__fast(void)
