@@ -136,7 +136,7 @@ class DeviceCachingAllocator(DeviceMemory):
             return self._alloc_uncached(size_bytes, stream)
         engine = self._engine
         stack = gather_stack() if self._history.level else None
-        with self._guard.locked():
+        with self._guard:
             if self._pending_frees:
                 self._pending_frees.process_events(stack, stream)
             block_bytes = rounded(size_bytes, engine.divisions)
@@ -178,7 +178,7 @@ class DeviceCachingAllocator(DeviceMemory):
             self._guard.exit()
 
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
-        with self._guard.locked():
+        with self._guard:
             pool = self._engine.private_pools.pool_for_request(stream)
             if self._captures.capture_count and pool is not None:
                 raise UsageError(
@@ -304,7 +304,7 @@ class DeviceCachingAllocator(DeviceMemory):
 
         PyTorch calls this operation record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
         """
-        with self._guard.locked():
+        with self._guard:
             self._pending_frees.add_use(self._live_block(ptr), stream_number(stream))
 
     def _live_block(self, ptr: int) -> Block:
@@ -342,7 +342,7 @@ class DeviceCachingAllocator(DeviceMemory):
         """
         if not isinstance(threshold, int):
             threshold = int(threshold * self._upstream.memory_info().total_bytes)
-        with self._guard.locked():
+        with self._guard:
             monitor = self._monitors.add(metric, threshold, direction, callback)
             self._watch(self._check_monitors, is_on=True)
             return monitor
@@ -378,7 +378,7 @@ class DeviceCachingAllocator(DeviceMemory):
             raise UsageError(
                 f"invalid cache limit: {limit_bytes} bytes", hint="0 is no cache, None is no limit"
             )
-        with self._guard.locked():
+        with self._guard:
             self._cache_limit_bytes = limit_bytes
             self._watch(self._trim_cache, is_on=limit_bytes is not None)
 
@@ -409,7 +409,7 @@ class DeviceCachingAllocator(DeviceMemory):
                 f"{name!r} is not a valid name of a stream class",
                 hint="a name has no ',', ':', '[', ']' and no space",
             )
-        with self._guard.locked():
+        with self._guard:
             if name:
                 self._engine.reserve_class_by_stream[stream_number(stream)] = name
             else:
@@ -421,7 +421,7 @@ class DeviceCachingAllocator(DeviceMemory):
 
     def address_space(self) -> AddressSpace:
         """Return the number and the size of the address ranges that expandable segments reserve."""
-        with self._guard.locked():
+        with self._guard:
             expandable_segments = self._engine.expandable_segments
             segments = expandable_segments.segments if expandable_segments else ()
             return AddressSpace(len(segments), sum(segment.size for segment in segments))
@@ -489,7 +489,7 @@ class DeviceCachingAllocator(DeviceMemory):
         "state" (live blocks), "alloc" (also allocations in the trace), "all" (also frees) or None. Raises
         UsageError for an invalid setting.
         """
-        with self._guard.locked():
+        with self._guard:
             self._history.configure(
                 history,
                 context=context,
@@ -506,7 +506,7 @@ class DeviceCachingAllocator(DeviceMemory):
 
     def set_metadata(self, text: str) -> None:
         """Set the text of the key ``user_metadata`` in all later entries of the trace."""
-        with self._guard.locked():
+        with self._guard:
             self._history.metadata = text
 
     def annotate(self, ptr: int, text: str) -> None:
@@ -515,7 +515,7 @@ class DeviceCachingAllocator(DeviceMemory):
         Raises InvalidPointer if no live allocation begins at ``ptr``.
         """
         stack = gather_stack() if self._history.level else None
-        with self._guard.locked():
+        with self._guard:
             block = self._live_block(ptr)
             if self._history.is_enabled:
                 self._history.annotate(block, stack, text)
@@ -531,7 +531,7 @@ class DeviceCachingAllocator(DeviceMemory):
 
     def _mark(self, name: str, stage: Stage) -> None:
         if self._history.is_enabled:
-            with self._guard.locked():
+            with self._guard:
                 self._history.mark(name, stage)
 
     def include_pinned(self, pool: HasSnapshot | None) -> None:
@@ -541,7 +541,7 @@ class DeviceCachingAllocator(DeviceMemory):
     def snapshot(self) -> dict[str, Any]:
         """Return the segments and the trace in PyTorch's format, as builtin types."""
         limit_bytes = self._cache_limit_bytes
-        with self._guard.locked():
+        with self._guard:
             snapshot = snapshot_of(
                 self._engine,
                 self._history,
@@ -571,18 +571,18 @@ class DeviceCachingAllocator(DeviceMemory):
         ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>``, as in PyTorch 2.15. Once a pool is
         dropped, its ``current`` is 0, and its other numbers stay.
         """
-        with self._guard.locked():
+        with self._guard:
             return self._engine.stats.read()
 
     def counters(self) -> dict[str, int]:
         """Return the counters that PyTorch does not have."""
         names = ("num_invalid_frees", "num_oom_rejections", "num_sync_rescues")
-        with self._guard.locked():
+        with self._guard:
             return {name: getattr(self._engine.stats, name) for name in names}
 
     def fragmentation(self) -> Fragmentation:
         """Return the fragmentation of the reserved memory, and the free memory that each stream can reuse."""
-        with self._guard.locked():
+        with self._guard:
             return fragmentation_of(
                 self._engine.segments.values(), self._pending_frees.awaited_streams()
             )
@@ -593,12 +593,12 @@ class DeviceCachingAllocator(DeviceMemory):
 
     def reset_peaks(self) -> None:
         """Set the peak of every statistic to its current value."""
-        with self._guard.locked():
+        with self._guard:
             self._engine.stats.reset_peaks()
 
     def reset_sums(self) -> None:
         """Set the sums of allocated and freed bytes and counts to 0."""
-        with self._guard.locked():
+        with self._guard:
             self._engine.stats.reset_sums()
 
 

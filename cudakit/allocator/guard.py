@@ -55,15 +55,18 @@ class Guard:
         self.queued_frees: deque[tuple[Any, ...]] = deque()
         self.watchers: list[Callable[[], None]] = []
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Hold the lock during a ``with`` block. Raises Reentered if this thread holds it already."""
         self.enter()
-        try:
-            self.perform_queued()
-            yield
-        finally:
-            self.exit()
+        if self.queued_frees:
+            try:
+                self.perform_queued()
+            except BaseException:
+                self.exit()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        self.exit()
 
     @contextmanager
     def unlocked(self) -> Iterator[None]:

@@ -112,7 +112,7 @@ class DeviceMemory:
 
     def process_events(self) -> None:
         """Complete the pending frees whose streams have finished. Each request does this, too."""
-        with self._guard.locked():
+        with self._guard:
             self._pending_frees.process_events()
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
@@ -147,7 +147,7 @@ class DeviceMemory:
     def close(self) -> None:
         """Release cached memory and destroy unused events. Live allocations stay."""
         self.empty_cache()
-        with self._guard.locked():
+        with self._guard:
             self._pending_frees.close()
 
     # Methods for the settings.
@@ -162,7 +162,7 @@ class DeviceMemory:
         limit_bytes = UNLIMITED
         if settings.memory_fraction < 1:
             limit_bytes = int(settings.memory_fraction * self._upstream.memory_info().total_bytes)
-        with self._guard.locked():
+        with self._guard:
             self._engine.configure(settings, limit_bytes)
             releases_lock = settings.release_lock_on_cudamalloc
             self._engine.malloc = self._malloc_unlocked if releases_lock else self._upstream.malloc
@@ -286,12 +286,12 @@ class DeviceMemory:
 
     def begin_capture(self) -> None:
         """Begin a capture: until its end no event is queried and nothing is released."""
-        with self._guard.locked():
+        with self._guard:
             self._captures.begin()
 
     def end_capture(self) -> None:
         """End a capture. Raises PoolError if no capture was begun."""
-        with self._guard.locked():
+        with self._guard:
             self._end_capture(None)
 
     def _end_capture(self, graph: CapturedGraph | None) -> None:
@@ -385,7 +385,7 @@ class DeviceMemory:
     @contextmanager
     def _locked_pools(self) -> Iterator[PrivatePools]:
         """Hold the guard in a ``with`` block, and first release the pools that finalizers abandoned."""
-        with self._guard.locked():
+        with self._guard:
             self._release_abandoned()
             try:
                 yield self._engine.private_pools

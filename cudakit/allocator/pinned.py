@@ -249,7 +249,7 @@ class CachingHostAllocator:
             return Ptr(0)
         stack = gather_stack() if self._history.level else None
         allocator_stream = None if stream is None else stream_number(stream)
-        with self._guard.locked():
+        with self._guard:
             pool = self._pool_of_request(allocator_stream)
             if pool.is_private or not self.settings.pinned_use_background_threads:
                 pool.pending_frees.process_events()
@@ -303,7 +303,7 @@ class CachingHostAllocator:
 
         Raises InvalidPointer if no allocation begins at ``ptr``.
         """
-        with self._guard.locked():
+        with self._guard:
             block = self._live_blocks.get(ptr)
             if block is None:
                 raise InvalidPointer(f"nothing pinned is allocated at {ptr:#x}")
@@ -317,7 +317,7 @@ class CachingHostAllocator:
         Raises CudaError if the driver refuses; the remaining memory stays cached.
         """
         stack = gather_stack() if self._history.level >= Level.ALL else None
-        with self._guard.locked():
+        with self._guard:
             if not self._captures.capture_count:
                 self._default_pool.pending_frees.process_events()
                 self._release_cached(stack)
@@ -325,7 +325,7 @@ class CachingHostAllocator:
     def close(self) -> None:
         """Wait for pending frees, and release all memory that is neither allocated nor used by a graph."""
         self._stop_finalizer()
-        with self._guard.locked():
+        with self._guard:
             self._default_pool.pending_frees.synchronize()
             self._release_cached(None, waits_for_streams=True)
             self._release_reserve()
@@ -347,7 +347,7 @@ class CachingHostAllocator:
                 "this upstream cannot register host memory",
                 hint="omit pinned_use_cuda_host_register",
             )
-        with self._guard.locked():
+        with self._guard:
             self._settings = settings
         self._wake_background_thread()
 
@@ -358,17 +358,17 @@ class CachingHostAllocator:
         memory, the memory is not reused after its free until its private pool has no holder any more, or
         ``forget_graphs`` is called.
         """
-        with self._guard.locked():
+        with self._guard:
             self._captures.begin()
 
     def end_capture(self) -> None:
         """End a capture."""
-        with self._guard.locked():
+        with self._guard:
             self._captures.end()
 
     def forget_graphs(self) -> None:
         """Free the memory that is kept for graphs, which must not run any more."""
-        with self._guard.locked():
+        with self._guard:
             for pool in list(self._pools.values()):
                 while pool.kept_for_graphs:
                     block = pool.kept_for_graphs.pop()
@@ -379,7 +379,7 @@ class CachingHostAllocator:
 
     def statistics(self) -> dict[str, int]:
         """Return the 28 numbers of torch.cuda.host_memory_stats; times are in microseconds."""
-        with self._guard.locked():
+        with self._guard:
             return self._stats.read()
 
     def counters(self) -> dict[str, int]:
@@ -387,12 +387,12 @@ class CachingHostAllocator:
 
         The key "waiting_bytes" has the size of the freed blocks that streams still use.
         """
-        with self._guard.locked():
+        with self._guard:
             return self._counters()
 
     def waiting(self) -> dict[int, int]:
         """Return for each stream the bytes of freed blocks that wait for it."""
-        with self._guard.locked():
+        with self._guard:
             bytes_by_stream: dict[int, int] = {}
             for stream, block in self._awaited_streams():
                 bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
@@ -400,12 +400,12 @@ class CachingHostAllocator:
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""
-        with self._guard.locked():
+        with self._guard:
             self._stats.reset_peaks()
 
     def reset_sums(self) -> None:
         """Set the sums of allocated and freed bytes and counts to 0."""
-        with self._guard.locked():
+        with self._guard:
             self._stats.reset_sums()
 
     def record_history(
@@ -421,7 +421,7 @@ class CachingHostAllocator:
 
         Raises UsageError for an invalid setting.
         """
-        with self._guard.locked():
+        with self._guard:
             self._history.configure(
                 history,
                 context=context,
@@ -432,7 +432,7 @@ class CachingHostAllocator:
 
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` in PyTorch's format, as builtin types."""
-        with self._guard.locked():
+        with self._guard:
             blocks = {*self._live_blocks.values()}
             blocks.update(block for block, _ in list(self._guard.queued_frees))
             for pool in self._pools.values():
@@ -675,7 +675,7 @@ class CachingHostAllocator:
     def _poll(self) -> bool:
         """Process pending frees in the background thread; return whether pending frees remain."""
         pending_frees = self._default_pool.pending_frees
-        with suppress(CudaError), self._guard.locked():  # The next request raises the error again.
+        with suppress(CudaError), self._guard:  # The next request raises the error again.
             if self.settings.pinned_use_background_threads and not self._captures.capture_count:
                 pending_frees.process_events()
         return self.settings.pinned_use_background_threads and bool(pending_frees)

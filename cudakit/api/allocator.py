@@ -177,7 +177,7 @@ class CachingAllocator(DeviceCachingAllocator):
         (cuCtxEnablePeerAccess), and to the pages of expandable segments (cuMemSetAccess). Raises CudaError,
         and revokes the access that it enabled, if the device does not exist or has no peer access.
         """
-        with self._guard.locked():
+        with self._guard:
             if device not in self._gpu_upstream.peers:
                 expandable_segments = self._engine.expandable_segments
                 self._gpu_upstream.enable_peer(
@@ -198,7 +198,7 @@ class CachingAllocator(DeviceCachingAllocator):
         memory that cannot be shared, CudaError if the driver refuses.
         """
         registry = self._gpu_upstream.ipc
-        with self._guard.locked():
+        with self._guard:
             segment_address, size_bytes, block = self._find_allocation(ptr)
             return registry.share(
                 ptr, size_bytes, segment_address, block.expandable_segment if block else None
@@ -211,7 +211,7 @@ class CachingAllocator(DeviceCachingAllocator):
         Unsupported for an expandable segment, which has no such handle.
         """
         registry = self._gpu_upstream.ipc
-        with self._guard.locked():
+        with self._guard:
             segment_address, _, block = self._find_allocation(ptr)
             if block is not None and block.expandable_segment is not None:
                 raise Unsupported(

@@ -441,7 +441,7 @@ FORKED = """
 import threading, warnings
 inside, go = threading.Event(), threading.Event()
 def hold():
-    with allocator._guard.locked():
+    with allocator._guard:
         inside.set()
         go.wait()
 threading.Thread(target=hold).start()
