@@ -255,10 +255,13 @@ class PoolStats(Peaks):
         self.values_at_reset = {name: self.current(name) for name in self.values_at_reset}
 
     def _raise_peaks(self, name: str) -> None:
-        current_value = self.current(name)
-        self.set_peak(name, max(self.peak(name), current_value))
-        total = current_value + self.other_pools.current(name)
-        self.all_pools.set_peak(name, max(self.all_pools.peak(name), total))
+        """Raise the peaks of a statistic that is an attribute of this object."""
+        value, peak_name = getattr(self, name), f"{name}_peak"
+        total = value + getattr(self.other_pools, name)
+        if value > getattr(self, peak_name):
+            setattr(self, peak_name, value)
+        if total > getattr(self.all_pools, peak_name):
+            setattr(self.all_pools, peak_name, total)
 
 
 class DeviceStats:

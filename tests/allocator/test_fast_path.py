@@ -262,26 +262,29 @@ def test_long_lists_of_free_blocks_equal_the_slow_path() -> None:
     assert fast_and_slow.devices[0].held == {}
 
 
+@needs_native
 @pytest.mark.parametrize(
     "size", [-1, 0, True, 1 << 59, 1 << 60, 1 << 70, 700.0, "700", None], ids=repr
 )
-def test_invalid_sizes_behave_as_on_the_slow_path(native: bool, size: object) -> None:
-    fast_and_slow = FastAndSlow(native=native)
+def test_invalid_sizes_behave_as_on_the_slow_path(size: object) -> None:
+    fast_and_slow = FastAndSlow()
     fast_and_slow.free(fast_and_slow.alloc(1))
     fast_and_slow.alloc(size)
     fast_and_slow.check()
 
 
+@needs_native
 @pytest.mark.parametrize("ptr", [-1, 0, 0x7F00_0000_0200, 1 << 70, 0.0, "0", None], ids=repr)
-def test_invalid_addresses_behave_as_on_the_slow_path(native: bool, ptr: object) -> None:
-    fast_and_slow = FastAndSlow(native=native)
+def test_invalid_addresses_behave_as_on_the_slow_path(ptr: object) -> None:
+    fast_and_slow = FastAndSlow()
     fast_and_slow.alloc(700)
     fast_and_slow.free(ptr)
     fast_and_slow.check()
 
 
-def test_stream_numbers_equal_the_slow_path(native: bool) -> None:
-    fast_and_slow = FastAndSlow(native=native)
+@needs_native
+def test_stream_numbers_equal_the_slow_path() -> None:
+    fast_and_slow = FastAndSlow()
     for stream in (LEGACY, PER_THREAD, -5, 1 << 63, 12):
         fast_and_slow.alloc(700, stream)
         fast_and_slow.free(fast_and_slow.alloc(700, stream), stream)
@@ -289,8 +292,9 @@ def test_stream_numbers_equal_the_slow_path(native: bool) -> None:
     fast_and_slow.check()
 
 
-def test_arguments_may_be_named(native: bool) -> None:
-    for allocator in FastAndSlow(native=native).allocators:
+@needs_native
+def test_arguments_may_be_named() -> None:
+    for allocator in FastAndSlow().allocators:
         allocator.free(ptr=allocator.alloc(size_bytes=700, stream=11), stream=11)
         with pytest.raises(TypeError):
             allocator.alloc()  # type: ignore[call-arg]
@@ -327,9 +331,10 @@ def test_usual_calls_run_no_python_function(recorded: bool) -> None:
     assert called == []
 
 
-def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
+@needs_native
+def test_split_moves_stack_and_age_to_the_upper_part() -> None:
     collecting = Settings(memory_fraction=0.75, garbage_collection_threshold=0.5)
-    fast_and_slow = FastAndSlow(native=native, settings=collecting)
+    fast_and_slow = FastAndSlow(settings=collecting)
     fast_and_slow.do("record_history", context="all")
     blocks = [fast_and_slow.alloc(700) for _ in range(6)] + [
         fast_and_slow.alloc(2 * MIB) for _ in range(6)
@@ -343,9 +348,10 @@ def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
         fast_and_slow.check()
 
 
-def test_recorded_stack_begins_at_the_caller(native: bool) -> None:
+@needs_native
+def test_recorded_stack_begins_at_the_caller() -> None:
     frame_names = []
-    for allocator in FastAndSlow(native=native).allocators:
+    for allocator in FastAndSlow().allocators:
         allocator.record_history(context="all")
         allocator.free(allocator.alloc(700))
         traced = allocator.snapshot()["device_traces"][0]
