@@ -58,9 +58,9 @@ def native(request: pytest.FixtureRequest) -> bool:
 class FastAndSlow:
     """A native allocator, and one in plain Python that always takes the slow path."""
 
-    def __init__(self, capacity: int = CAPACITY, *, native: bool = True, **options: Any) -> None:
+    def __init__(self, capacity: int = CAPACITY, **options: Any) -> None:
         self.devices = VirtualDevice(capacity), VirtualDevice(capacity)
-        fast = DeviceCachingAllocator(self.devices[0], native=native, **options)
+        fast = DeviceCachingAllocator(self.devices[0], native=True, **options)
         self.allocators = (
             fast,
             always_slow(DeviceCachingAllocator(self.devices[1], native=False, **options)),
