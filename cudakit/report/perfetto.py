@@ -1,306 +1,392 @@
-"""Render the curves and spans of a Document as a trace for ui.perfetto.dev and chrome://tracing.
+"""Write a timeline as a Perfetto trace: the messages of perfetto/protos/perfetto/trace in their wire format.
 
-The format is the Trace Event Format: JSON with times in microseconds. Perfetto has these limits
-(importers/json): it drops a slice that overlaps another slice of its thread without nesting, reads a time as
-a double and truncates it to nanoseconds, and rejects a file with an escaped surrogate pair.
+A span is two TrackEvents, its begin and its end. Names and texts are interned: written once, and referred to
+by number.
+
+Many messages of the same shape are encoded at once. A column of messages is a two-dimensional array of bytes,
+with one row for each message. All rows of a column have the same length, because varints are padded: a varint
+may have continuation bytes with a value of zero (protobuf.dev, "Encoding"; Perfetto's own writer pads lengths
+in this way).
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from heapq import heappop, heappush, merge
-from operator import itemgetter
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from cudakit.errors import UsageError
-from cudakit.report.columns import Texts, is_address, join_in_chunks, text_decoder
-from cudakit.report.document import Array, Chart, Columns, Document, walk
-from cudakit.report.escape import escape_invisible
+from cudakit.report.timeline import (
+    Argument,
+    Column,
+    Counter,
+    Instants,
+    Spans,
+    Texts,
+    Timeline,
+    distinct_rows,
+    printable_text,
+    row_blocks,
+)
 
-_BLOCK_ROWS = 1024
+Bytes2D: TypeAlias = npt.NDArray[np.uint8]
 
-_PID = 1
-# The thread whose tid equals the pid is the main thread; lanes have the tids after it.
-_FIRST_TID = _PID + 1
+# Numbers of fields in trace_packet.proto, track_event.proto, track_descriptor.proto and interned_data.proto.
+_TRACE_PACKET: Final = 1
+_TIMESTAMP: Final = 8
+_SEQUENCE_ID: Final = 10
+_TRACK_EVENT: Final = 11
+_INTERNED_DATA: Final = 12
+_SEQUENCE_FLAGS: Final = 13
+_TRACK_DESCRIPTOR: Final = 60
+_TRACK_NAME, _TRACK_PROCESS, _TRACK_PARENT, _TRACK_COUNTER = 2, 3, 5, 8
 
-# Times are clipped to 146 years, so that a start plus a duration fits in 64 bits of nanoseconds.
-_LIMIT_NS = 2**62 - 1024
+_STATE_CLEARED: Final = 1  # flag SEQ_INCREMENTAL_STATE_CLEARED of a TracePacket
+_NEEDS_STATE: Final = 2  # flag SEQ_NEEDS_INCREMENTAL_STATE of a TracePacket
 
-_SLICE_ARRAYS = frozenset({"start_us", "duration_us", "track", "name"})
+_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4  # types of TrackEvents
+_EVENT_TYPE: Final = 9
+_EVENT_TRACK: Final = 11
+_EVENT_CATEGORY: Final = 3
+_EVENT_NAME: Final = 10
+_EVENT_ANNOTATION: Final = 4
+_EVENT_VALUE: Final = 30
+_EVENT_FLOW: Final = 47
+_EVENT_LAST_FLOW: Final = 48
+_NUMBER, _DOUBLE, _POINTER, _TEXT = 3, 5, 7, 17  # values of a DebugAnnotation
 
-_Event: TypeAlias = tuple[int, str]  # time in nanoseconds, and the event as a JSON object
+_CATEGORIES, _NAMES, _ANNOTATION_NAMES, _STRINGS = 1, 2, 3, 29  # fields of InternedData
 
-
-def render(document: Document) -> Iterator[str]:
-    """Yield a trace in chunks of about 64 KiB, with events in order of time.
-
-    * Each series of a Chart is a counter track with an event for each change of its value. Each marker is an
-      instant. ``x`` is time; a count is shown as microseconds.
-    * Columns with ``start_us``, ``duration_us``, ``track`` and a ``name`` decoded by ``text`` are slices;
-      all further arrays are arguments. Overlapping spans of a track are on numbered lanes, each of which is a
-      thread. A negative duration counts as 0. A row with a NaN or infinite time is left out.
-
-    All Charts and Columns of a document must count time from the same instant. Raises UsageError if the
-    document has neither.
-    """
-    nodes = tuple(walk(document.nodes))
-    charts = [node for node in nodes if isinstance(node, Chart)]
-    slice_nodes = [node for node in nodes if isinstance(node, Columns) and _has_slices(node)]
-    if not charts and not slice_nodes:
-        raise UsageError(
-            f"{document.title!r} has nothing on a time axis to write as a trace",
-            hint="choose another output format, such as json",
-        )
-    return join_in_chunks(_file_texts(_event_objects(document.title, charts, slice_nodes)))
-
-
-def _has_slices(columns: Columns) -> bool:
-    return columns.arrays.keys() >= _SLICE_ARRAYS and "name" in columns.text
-
-
-def _file_texts(json_objects: Iterable[str]) -> Iterator[str]:
-    yield '{"displayTimeUnit":"ms","traceEvents":['
-    for index, text in enumerate(json_objects):
-        yield f",\n{text}" if index else f"\n{text}"
-    yield "\n]}\n"
+# Number of spans that are encoded at once, which bounds the memory of the export.
+_BLOCK_SPANS = 1 << 16
+_SEQUENCE_NUMBER = 1
+# First number of the arrows of spans without an arrow: an arrow is drawn between equal numbers only.
+_FIRST_UNUSED_ARROW = np.uint64(1 << 63)
 
 
-def _event_objects(title: str, charts: list[Chart], slice_nodes: list[Columns]) -> Iterator[str]:
-    yield _metadata_object("process_name", "name", title, tid=_PID)
-    sources: list[Iterator[_Event]] = []
-    for chart in charts:
-        sources += _marker_events(chart), *_counter_tracks(chart)
-    first_tid = _FIRST_TID
-    for columns in slice_nodes:
-        slices = _slices(columns, first_tid=first_tid)
-        sources.append(_slice_events(slices))
-        for tid, name in enumerate(slices.lane_names, first_tid):
-            yield _metadata_object("thread_name", "name", name, tid=tid)
-            yield _metadata_object("thread_sort_index", "sort_index", tid, tid=tid)
-        first_tid += len(slices.lane_names)
-    for _, text in merge(*sources, key=itemgetter(0)):
-        yield text
+def render(timeline: Timeline) -> Iterator[bytes]:
+    """Yield a Perfetto trace in pieces of bounded size."""
+    return _Writer(timeline).packets()
 
 
-def _metadata_object(kind: str, key: str, value: str | int, *, tid: int) -> str:
-    text = _quote(value) if isinstance(value, str) else value
-    return f'{{"ph":"M","pid":{_PID},"tid":{tid},"name":"{kind}","args":{{"{key}":{text}}}}}'
+class _Writer:
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._interned = _InternedTexts()
+        self._next_uuid = count(1)
 
-
-# --- charts ---------------------------------------------------------------------------------------
-
-
-def _marker_events(chart: Chart) -> Iterator[_Event]:
-    for marker in sorted(chart.markers, key=lambda marker: marker.x):
-        if not math.isfinite(marker.x):
-            continue
-        time_ns = _nanoseconds(np.array([marker.x]), _ns_per_x(chart))
-        label = _quote(marker.label)
-        yield (
-            int(time_ns[0]),
-            f'{{"ph":"i","ts":{_time_texts(time_ns)[0]},"pid":{_PID},"tid":{_PID},"s":"p",'
-            f'"name":{label},"args":{{"level":"{marker.level}"}}}}',
-        )
-
-
-def _counter_tracks(chart: Chart) -> Iterator[Iterator[_Event]]:
-    for series in chart.series:
-        name = f"{chart.title} · {series.name}" if chart.title else series.name
-        finite_indices = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
-        time_ns = _nanoseconds(chart.x[finite_indices], _ns_per_x(chart))
-        time_order = np.argsort(time_ns, kind="stable")
-        time_ns, y = time_ns[time_order], series.y[finite_indices][time_order]
-        changed_indices = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
-        yield _counter_events(name, chart.y_unit, time_ns[changed_indices], y[changed_indices])
-
-
-def _ns_per_x(chart: Chart) -> int:
-    return 1_000_000_000 if chart.x_unit == "seconds" else 1_000
-
-
-def _counter_events(name: str, unit: str, time_ns: Array, y: Array) -> Iterator[_Event]:
-    event_prefix = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
-    template = f'{event_prefix},"args":{{"{unit}":%s}}}}'
-    for block in _row_blocks(len(y)):
-        texts = zip(_time_texts(time_ns[block]), _number_texts(y[block]), strict=True)
-        yield from zip(time_ns[block].tolist(), map(template.__mod__, texts), strict=True)
-
-
-# --- spans ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Slices:
-    """The spans of a Columns node in order of start; every array has one item per span."""
-
-    columns: Columns
-    row: Array  # indices into the arrays of ``columns``
-    start_ns: Array
-    duration_ns: Array
-    tid: Array
-    lane_names: tuple[str, ...]  # name of the thread of each tid, from the first tid
-
-
-def _slices(columns: Columns, *, first_tid: int) -> _Slices:
-    arrays = columns.arrays
-    row_indices = np.flatnonzero(
-        np.isfinite(arrays["start_us"]) & np.isfinite(arrays["duration_us"])
-    )
-    start_ns = _nanoseconds(arrays["start_us"][row_indices], 1_000)
-    duration_ns = np.maximum(_nanoseconds(arrays["duration_us"][row_indices], 1_000), 0)
-    slice_order = np.lexsort((duration_ns, start_ns))
-    row_indices, start_ns, duration_ns = (
-        row_indices[slice_order],
-        start_ns[slice_order],
-        duration_ns[slice_order],
-    )
-    track_ids, track_indices = np.unique(arrays["track"][row_indices], return_inverse=True)
-    slice_lanes = _lane_by_slice(
-        track_indices, start_ns, start_ns + duration_ns, track_count=len(track_ids)
-    )
-    lane_counts = np.zeros(len(track_ids), dtype=np.int64)
-    np.maximum.at(lane_counts, track_indices, slice_lanes + 1)
-    slice_tids = first_tid + (np.cumsum(lane_counts) - lane_counts)[track_indices] + slice_lanes
-    lane_names = _lane_names(_track_names(columns, track_ids), lane_counts.tolist())
-    return _Slices(columns, row_indices, start_ns, duration_ns, slice_tids, tuple(lane_names))
-
-
-def _lane_by_slice(
-    track_indices: Array, start_ns: Array, end_ns: Array, *, track_count: int
-) -> Array:
-    """Return for each span the lowest lane of its track that is free at its start.
-
-    This greedy coloring of intervals needs as many lanes as spans overlap at most.
-    """
-    busy_lanes: list[list[tuple[int, int]]] = [
-        [] for _ in range(track_count)
-    ]  # a heap of (end, lane) for each track
-    free_lanes: list[list[int]] = [
-        [] for _ in range(track_count)
-    ]  # a heap of free lanes for each track
-    lanes = np.empty(len(track_indices), dtype=np.int64)
-    for block in _row_blocks(len(track_indices)):
-        lane_of_slice = []
-        slices_of_block = zip(
-            *(array[block].tolist() for array in (track_indices, start_ns, end_ns)), strict=True
-        )
-        for track_index, slice_start, slice_end in slices_of_block:
-            while busy_lanes[track_index] and busy_lanes[track_index][0][0] <= slice_start:
-                heappush(free_lanes[track_index], heappop(busy_lanes[track_index])[1])
-            lane = (
-                heappop(free_lanes[track_index])
-                if free_lanes[track_index]
-                else len(busy_lanes[track_index])
+    def packets(self) -> Iterator[bytes]:
+        yield _packet(number_field(_SEQUENCE_FLAGS, _STATE_CLEARED | _NEEDS_STATE))
+        timeline = self._timeline
+        groups = [
+            self._describe(
+                text_field(_TRACK_NAME, printable_text(f"{group.name} of process {group.process}{group.remark}"))
+                if group.is_device
+                else bytes_field(
+                    _TRACK_PROCESS,
+                    number_field(1, group.process) + text_field(6, printable_text(group.name)),
+                )
+                + text_field(_TRACK_NAME, printable_text(group.name))
             )
-            heappush(busy_lanes[track_index], (slice_end, lane))
-            lane_of_slice.append(lane)
-        lanes[block] = lane_of_slice
-    return lanes
+            for group in timeline.groups
+        ]
+        yield from (packet for _, packet in groups)
+        tracks = [
+            self._describe(
+                text_field(_TRACK_NAME, printable_text(track.name)), parent=groups[track.group][0]
+            )
+            for track in timeline.tracks
+        ]
+        yield from (packet for _, packet in tracks)
+        self._group_uuid = groups[0][0] if groups else 0
+        self._uuids = np.array([uuid for uuid, _ in tracks], np.uint64)
+        for counter in timeline.counters:
+            yield from self._counter(counter)
+        for spans in timeline.spans:
+            if spans.nest:
+                yield from self._nested_spans(spans)
+            else:
+                yield from self._flat_spans(spans)
+        for instants in timeline.instants:
+            yield from self._instants(instants)
 
+    def _describe(self, *fields: bytes, parent: int = 0) -> tuple[int, bytes]:
+        """Return the identifier of a new track, and the packet that describes the track."""
+        uuid = next(self._next_uuid)
+        parent_field = number_field(_TRACK_PARENT, parent) if parent else b""
+        content = b"".join((number_field(1, uuid), parent_field, *fields))
+        return uuid, _packet(bytes_field(_TRACK_DESCRIPTOR, content))
 
-def _track_names(columns: Columns, ids: Array) -> list[str]:
-    known_names = columns.text.get("track", ())
-    return [
-        known_names[track] if 0 <= track < len(known_names) else f"track {track}"
-        for track in ids.tolist()
-    ]
-
-
-def _lane_names(tracks: list[str], lanes: list[int]) -> Iterator[str]:
-    for name, lane_count in zip(tracks, lanes, strict=True):
-        if lane_count == 1:
-            yield name
-        else:
-            yield from (f"{name} · lane {lane_number}" for lane_number in range(1, lane_count + 1))
-
-
-def _slice_events(slices: _Slices) -> Iterator[_Event]:
-    columns = slices.columns
-    argument_names = [name for name in columns.arrays if name not in _SLICE_ARRAYS]
-    encoders = {name: _item_encoder(name, columns) for name in ("name", *argument_names)}
-    keys_text = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in argument_names)
-    template = (
-        f'{{"ph":"X","ts":%s,"dur":%s,"pid":{_PID},"tid":%d,"name":%s,"args":{{{keys_text}}}}}'
-    )
-    for block in _row_blocks(len(slices.row)):
-        block_rows, start_ns = slices.row[block], slices.start_ns[block]
-        texts = zip(
-            _time_texts(start_ns),
-            _duration_texts(slices.duration_ns[block]),
-            slices.tid[block].tolist(),
-            *(encode(columns.arrays[name][block_rows]) for name, encode in encoders.items()),
-            strict=True,
+    def _counter(self, counter: Counter) -> Iterator[bytes]:
+        unit = text_field(6, counter.unit)
+        uuid, packet = self._describe(
+            text_field(_TRACK_NAME, printable_text(counter.name)),
+            bytes_field(_TRACK_COUNTER, unit),
+            parent=self._group_uuid,
         )
-        yield from zip(start_ns.tolist(), map(template.__mod__, texts), strict=True)
+        yield packet
+        for rows in row_blocks(len(counter.values), _BLOCK_SPANS):
+            yield self._events(
+                _COUNTER,
+                counter.time_ns[rows],
+                constant(number_field(_EVENT_TRACK, uuid)),
+                number_column(_EVENT_VALUE, counter.values[rows]),
+            ).tobytes()
+
+    def _instants(self, instants: Instants) -> Iterator[bytes]:
+        uuids = np.append(self._uuids, np.uint64(self._group_uuid))  # the last one is that of track -1
+        for rows in row_blocks(len(instants.time_ns), _BLOCK_SPANS):
+            events = self._events(
+                _INSTANT,
+                instants.time_ns[rows],
+                number_column(_EVENT_TRACK, uuids[instants.track[rows]]),
+                self._text_column(_EVENT_NAME, _NAMES, instants.names, instants.name[rows]),
+                *(
+                    self._annotation(argument, argument.values[rows])
+                    for argument in instants.arguments
+                ),
+            )
+            yield from self._interned.packets()
+            yield events.tobytes()
+
+    # --- spans -------------------------------------------------------------------------------------
+
+    def _flat_spans(self, spans: Spans) -> Iterator[bytes]:
+        """Yield begins and ends in the order of the spans, which Perfetto's stable sort keeps."""
+        for rows in row_blocks(len(spans.start_ns), _BLOCK_SPANS):
+            kinds, columns = self._begins(spans, rows)
+            by_kind = np.argsort(kinds, kind="stable")
+            ends = self._ends(spans, rows[by_kind])
+            first = 0
+            both = []
+            for begins in columns:
+                both.append(beside(begins, ends[first : first + len(begins)]))
+                first += len(begins)
+            yield from self._interned.packets()
+            yield interleaved(np.argsort(by_kind), *both)
+
+    def _nested_spans(self, spans: Spans) -> Iterator[bytes]:
+        """Yield begins and ends, for each track in the order of their nesting."""
+        span_count = len(spans.start_ns)
+        order = _nesting_order(spans.track, spans.start_ns, spans.end_ns)
+        for block in row_blocks(len(order), _BLOCK_SPANS):
+            event_order = order[block]
+            is_begin = event_order < span_count
+            kinds, columns = self._begins(spans, event_order[is_begin])
+            if not is_begin.all():
+                columns.append(self._ends(spans, event_order[~is_begin] - span_count))
+            # Columns of begins, one for each kind, precede the column of ends.
+            column_of_event = np.full(len(event_order), len(spans.kinds), np.int64)
+            column_of_event[is_begin] = kinds
+            yield from self._interned.packets()
+            yield interleaved(np.argsort(np.argsort(column_of_event, kind="stable")), *columns)
+
+    def _begins(self, spans: Spans, rows: Column) -> tuple[Column, list[Bytes2D]]:
+        """Return the kind of each span, and a column of begin events for each kind that occurs."""
+        kinds = spans.kind[rows]
+        columns = []
+        for number, kind in enumerate(spans.kinds):
+            rows_of_kind = rows[kinds == number]
+            if not len(rows_of_kind):
+                continue
+            fields = [
+                number_column(_EVENT_TRACK, self._uuids[spans.track[rows_of_kind]]),
+                constant(
+                    number_field(_EVENT_CATEGORY, self._interned.number(_CATEGORIES, kind.category))
+                ),
+                self._text_column(_EVENT_NAME, _NAMES, spans.names, spans.name[rows_of_kind]),
+            ]
+            fields += [
+                self._annotation(argument, argument.values)
+                for argument in kind.arguments(rows_of_kind)
+                if argument.name
+            ]
+            if spans.arrow is not None:
+                arrows = spans.arrow[rows_of_kind].astype(np.uint64)
+                arrows = np.where(
+                    arrows == 0, _FIRST_UNUSED_ARROW + rows_of_kind.astype(np.uint64), arrows
+                )
+                flow = _EVENT_FLOW if spans.begins_arrows else _EVENT_LAST_FLOW
+                fields.append(fixed64_column(flow, arrows))
+            columns.append(self._events(_BEGIN, spans.start_ns[rows_of_kind], *fields))
+        return kinds, columns
+
+    def _ends(self, spans: Spans, rows: Column) -> Bytes2D:
+        tracks = number_column(_EVENT_TRACK, self._uuids[spans.track[rows]])
+        return self._events(_END, spans.end_ns[rows], tracks)
+
+    def _events(self, event_type: int, times: Column, *fields: Bytes2D) -> Bytes2D:
+        """Return a packet with a TrackEvent for each time."""
+        return message_column(
+            _TRACE_PACKET,
+            constant(
+                number_field(_SEQUENCE_ID, _SEQUENCE_NUMBER)
+                + number_field(_SEQUENCE_FLAGS, _NEEDS_STATE)
+            ),
+            number_column(_TIMESTAMP, times - self._timeline.begin_ns),
+            message_column(_TRACK_EVENT, constant(number_field(_EVENT_TYPE, event_type)), *fields),
+        )
+
+    def _annotation(self, argument: Argument, values: Column) -> Bytes2D:
+        """Return a DebugAnnotation of each event."""
+        if argument.texts is not None:
+            value = self._text_column(_TEXT, _STRINGS, argument.texts, values)
+        elif values.ndim == 2:
+            first_indices, row_numbers = distinct_rows(*values.T)
+            texts = [" × ".join(map(str, row)) for row in values[first_indices].tolist()]
+            numbers = np.array([self._interned.number(_STRINGS, text) for text in texts], np.uint64)
+            value = number_column(_TEXT, numbers[row_numbers])
+        elif values.dtype.kind == "f":
+            value = fixed64_column(_DOUBLE, values.astype(np.float64).view(np.uint64))
+        else:
+            value = number_column(_POINTER if argument.is_address else _NUMBER, values)
+        name_number = self._interned.number(_ANNOTATION_NAMES, argument.name)
+        return message_column(_EVENT_ANNOTATION, constant(number_field(1, name_number)), value)
+
+    def _text_column(self, field: int, kind: int, texts: Texts, indices: Column) -> Bytes2D:
+        return number_column(field, self._interned.numbers(kind, texts, indices))
 
 
-# --- values ---------------------------------------------------------------------------------------
+class _InternedTexts:
+    """The numbers of interned names and strings, and the packets that define them."""
+
+    def __init__(self) -> None:
+        self._number_by_text: dict[tuple[int, str], int] = {}
+        self._numbers_by_texts: dict[tuple[int, int], Column] = {}
+        self._new_definitions: list[bytes] = []
+
+    def number(self, kind: int, text: str) -> int:
+        """Return the number of a text; kinds are fields of InternedData."""
+        number = self._number_by_text.get((kind, text))
+        if number is None:
+            number = self._number_by_text[kind, text] = len(self._number_by_text) + 1
+            self._new_definitions.append(
+                bytes_field(kind, number_field(1, number) + text_field(2, text))
+            )
+        return number
+
+    def numbers(self, kind: int, texts: Texts, indices: Column) -> Column:
+        """Return the number of each text; 0 stands for one that has no number yet."""
+        key = (kind, id(texts))
+        known = self._numbers_by_texts.get(key)
+        if known is None:
+            known = self._numbers_by_texts[key] = np.zeros(len(texts.items), np.uint64)
+        for index in np.unique(indices[known[indices] == 0]).tolist():
+            known[index] = self.number(kind, texts.text(index))
+        numbers: Column = known[indices]
+        return numbers
+
+    def packets(self) -> Iterator[bytes]:
+        """Yield the packets that define the numbers assigned since the last call."""
+        definitions, self._new_definitions = self._new_definitions, []
+        for first in range(0, len(definitions), 1000):
+            yield _packet(
+                number_field(_SEQUENCE_FLAGS, _NEEDS_STATE),
+                bytes_field(_INTERNED_DATA, b"".join(definitions[first : first + 1000])),
+            )
 
 
-def _row_blocks(count: int) -> Iterator[slice]:
-    return (slice(start, start + _BLOCK_ROWS) for start in range(0, count, _BLOCK_ROWS))
+def _nesting_order(track: Column, start: Column, end: Column) -> Column:
+    """Return the order of the begins (items 0 to n - 1) and ends (items n to 2n - 1) of nested spans.
 
-
-def _nanoseconds(times: Array, ns_per_unit: int) -> Array:
-    """Convert times in units of ``ns_per_unit`` nanoseconds to int64, clipped to the limit."""
-    if times.dtype.kind == "f":
-        rounded_ns = np.rint(times.astype(np.float64) * ns_per_unit)
-        return np.clip(rounded_ns, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
-    max_time = _LIMIT_NS // ns_per_unit
-    return np.clip(times.astype(np.int64), -max_time, max_time) * ns_per_unit
-
-
-def _time_texts(time_ns: Array) -> list[str]:
-    # Add a tenth of a nanosecond: Perfetto multiplies a double by 1000 and truncates 1.001 us to 1000 ns.
-    return [text + "1" if "." in text else text for text in _duration_texts(time_ns)]
-
-
-def _duration_texts(span_ns: Array) -> list[str]:
-    """Format nanoseconds as microseconds, with three decimals unless they are integers."""
-    whole_us, remainder_ns = np.divmod(np.abs(span_ns), 1_000)
-    if not remainder_ns.any():
-        return list(map(str, (span_ns // 1_000).tolist()))
-    parts_of_durations = zip(
-        (span_ns < 0).tolist(), whole_us.tolist(), remainder_ns.tolist(), strict=True
+    Tracks follow one another. Spans are sorted by start, outer spans first. Of events of a track at the same
+    time, ends of earlier spans come first, the innermost first; then begins, the outermost first. The end of
+    a span without duration follows its begin directly.
+    """
+    span_number = np.arange(len(start))
+    is_empty = start == end
+    times = np.concatenate([start, end])
+    is_begin_or_empty = np.concatenate([np.ones(len(start), np.bool_), is_empty])
+    sort_place = np.concatenate(
+        [2 * span_number, np.where(is_empty, 2 * span_number + 1, -span_number)]
     )
-    return [
-        f"{'-' if is_negative else ''}{us}.{ns:03d}" if ns else f"{'-' if is_negative else ''}{us}"
-        for is_negative, us, ns in parts_of_durations
-    ]
+    return np.lexsort((sort_place, is_begin_or_empty, times, np.concatenate([track, track])))
 
 
-def _item_encoder(name: str, columns: Columns) -> Texts:
-    """Return the function that formats the items of an array as JSON."""
-    text_by_id = columns.text.get(name)
-    if text_by_id is not None:
-        unknown_value = '""' if name == "name" else "null"
-        return text_decoder(map(_quote, text_by_id), unknown_text=unknown_value)
-    array = columns.arrays[name]
-    if is_address(name, array):
-        return _address_texts
-    return _number_texts if array.dtype.kind in "biuf" else _quoted_texts
+def _packet(*fields: bytes) -> bytes:
+    content = b"".join((number_field(_SEQUENCE_ID, _SEQUENCE_NUMBER), *fields))
+    return bytes_field(_TRACE_PACKET, content)
 
 
-def _address_texts(array: Array) -> list[str]:
-    return [f'"{item:#x}"' for item in array.tolist()]
+# --- the wire format -------------------------------------------------------------------------------
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_LENGTH: Final = 2
 
 
-def _number_texts(array: Array) -> list[str]:
-    if array.dtype.kind == "b":
-        return ["true" if item else "false" for item in array.tolist()]
-    if array.dtype.kind == "f":
-        return [repr(item) if math.isfinite(item) else "null" for item in array.tolist()]
-    return list(map(str, array.tolist()))
+def varint(encoded_number: int) -> bytes:
+    """Return a number as a varint."""
+    encoded_bytes = bytearray()
+    while encoded_number > 0x7F:
+        encoded_bytes.append(0x80 | encoded_number & 0x7F)
+        encoded_number >>= 7
+    encoded_bytes.append(encoded_number)
+    return bytes(encoded_bytes)
 
 
-def _quoted_texts(array: Array) -> list[str]:
-    return [_quote(str(item)) for item in array.tolist()]
+def number_field(field: int, number: int) -> bytes:
+    """Return a field with a number."""
+    return varint(field << 3 | _VARINT) + varint(number)
 
 
-def _quote(text: str) -> str:
-    return json.dumps(escape_invisible(text), ensure_ascii=False)
+def bytes_field(field: int, content: bytes) -> bytes:
+    """Return a field with bytes: a text or a message."""
+    return varint(field << 3 | _LENGTH) + varint(len(content)) + content
+
+
+def text_field(field: int, text: str) -> bytes:
+    """Return a field with a text, which must have no lone surrogates."""
+    return bytes_field(field, text.encode())
+
+
+def constant(content: bytes) -> Bytes2D:
+    """Return a column with one row, whose bytes are the same in every message."""
+    return np.frombuffer(content, np.uint8).reshape(1, -1)
+
+
+def number_column(field: int, numbers: Column) -> Bytes2D:
+    """Return a field with a different number in each message."""
+    unsigned_numbers = numbers.astype(np.uint64)
+    byte_count = max((int(unsigned_numbers.max(initial=0)).bit_length() + 6) // 7, 1)
+    shifts = np.arange(byte_count, dtype=np.uint64) * np.uint64(7)
+    digits = (unsigned_numbers[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
+    digits[:, :-1] |= 0x80
+    return beside(constant(varint(field << 3 | _VARINT)), digits)
+
+
+def fixed64_column(field: int, numbers: Column) -> Bytes2D:
+    """Return a field of 8 bytes, which holds one of the numbers in each message."""
+    number_bytes = np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(len(numbers), 8)
+    return beside(constant(varint(field << 3 | _FIXED64)), number_bytes)
+
+
+def message_column(field: int, *columns: Bytes2D) -> Bytes2D:
+    """Return a field with a message in each row, which consists of the columns."""
+    content = beside(*columns)
+    return beside(constant(varint(field << 3 | _LENGTH) + varint(content.shape[1])), content)
+
+
+def beside(*columns: Bytes2D) -> Bytes2D:
+    """Join columns row by row; a column with one row is repeated."""
+    rows = max(len(column) for column in columns)
+    return np.concatenate(
+        [np.broadcast_to(column, (rows, column.shape[1])) for column in columns], axis=1
+    )
+
+
+def interleaved(order: Column, *columns: Bytes2D) -> bytes:
+    """Return the rows of all columns as bytes; ``order`` lists row numbers of the joined columns."""
+    widths = np.concatenate([np.full(len(column), column.shape[1]) for column in columns])
+    place = np.empty(len(order), np.int64)
+    row_ends = np.cumsum(widths[order])
+    place[order] = row_ends - widths[order]
+    encoded_columns = np.empty(int(row_ends[-1]) if len(row_ends) else 0, np.uint8)
+    first_row = 0
+    for column in columns:
+        rows = place[first_row : first_row + len(column)]
+        encoded_columns[rows[:, None] + np.arange(column.shape[1])] = column
+        first_row += len(column)
+    return encoded_columns.tobytes()

@@ -1,0 +1,90 @@
+"""Write weighted call stacks: for speedscope, and as collapsed stacks for flame graph tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cudakit.report.document import Frame
+from cudakit.report.timeline import printable_text
+
+# Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
+_SPEEDSCOPE_FORMAT = "https://www.speedscope.app/file-format-schema.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """Call stacks, outermost frame first, with the bytes or the time of each alone."""
+
+    name: str
+    unit: Literal["bytes", "nanoseconds"]
+    stacks: Iterable[tuple[Sequence[Frame], int]]
+    prefix: str = ""  # first frame of each collapsed stack, if there are several Flames; may be empty
+
+
+def speedscope(title: str, flames: Iterable[Flame]) -> Iterator[str]:
+    """Yield a file for speedscope (www.speedscope.app) with a profile for each Flame."""
+    number_by_frame: dict[Frame, int] = {}
+    profiles = []
+    for flame in flames:
+        samples: list[list[int]] = []
+        weights: list[int] = []
+        for stack, weight in flame.stacks:
+            samples.append(
+                [number_by_frame.setdefault(frame, len(number_by_frame)) for frame in stack]
+            )
+            weights.append(weight)
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": printable_text(flame.name),
+                "unit": flame.unit,
+                "startValue": 0,
+                "endValue": sum(weights),
+                "samples": samples,
+                "weights": weights,
+            }
+        )
+    content = {
+        "$schema": _SPEEDSCOPE_FORMAT,
+        "shared": {"frames": [_frame_object(frame) for frame in number_by_frame]},
+        "profiles": profiles,
+        "name": printable_text(title),
+        "activeProfileIndex": 0,
+        "exporter": "cudakit",
+    }
+    yield json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _frame_object(frame: Frame) -> dict[str, object]:
+    frame_object: dict[str, object] = {"name": printable_text(frame.name) or "?"}
+    if frame.filename:
+        frame_object["file"] = printable_text(frame.filename)
+    if frame.line:
+        frame_object["line"] = frame.line
+    return frame_object
+
+
+def collapsed(flames: Sequence[Flame]) -> Iterator[str]:
+    """Yield collapsed stacks (Brendan Gregg's FlameGraph): ``outer;inner;leaf amount`` in each line.
+
+    In a frame ``;`` becomes ``:``.
+    """
+    label_by_frame: dict[Frame, str] = {}
+    for flame in flames:
+        prefix = f"{flame.prefix};" if flame.prefix and len(flames) > 1 else ""
+        lines = []
+        for stack, weight in flame.stacks:
+            for frame in stack:
+                if frame not in label_by_frame:
+                    label_by_frame[frame] = _label(frame)
+            lines.append(f"{prefix}{';'.join(map(label_by_frame.__getitem__, stack))} {weight}\n")
+        yield "".join(lines)
+
+
+def _label(frame: Frame) -> str:
+    location = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
+    text = printable_text(f"{location} {frame.name}".strip())
+    return text.replace(";", ":").strip() or "?"
