@@ -77,6 +77,12 @@ def site_rank(frame: Frame) -> int:
     return 2
 
 
+def frame_text(frame: Frame) -> str:
+    """Return a frame with its whole path: ``/home/me/train.py:12 step``."""
+    location = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
+    return f"{location} {frame.name}".strip()
+
+
 def library_name(filename: str) -> str:
     """Return the top-level package of a library's file, such as ``torch``; "" if it is in none."""
     match = _PACKAGE.search(filename) if is_library(filename) else None

@@ -15,23 +15,21 @@ counts, because other programs may use the machine.
 
 from __future__ import annotations
 
-import io
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import bench_memviz
 from playwright.sync_api import Page, sync_playwright
 
-from cudakit.profile.activities import Activities
-from cudakit.profile.exports import WRITERS
+from cudakit.profile import exports
 from cudakit.profile.report.page import explorer
-from cudakit.report import html
+from cudakit.report import chrome, csv, flame, html, perfetto
 from cudakit.report.document import Document
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -210,8 +208,16 @@ def measure_profile(folder: Path, kernels: int = KERNELS) -> None:
     seconds = timed(lambda: page.write_text(html.render(document), encoding="utf-8"))
     show("write the page, s", seconds, None)
     measure_page(page, report_profile)
-    for suffix in WRITERS:
-        measure_export(suffix, activities)
+    writers: dict[str, Callable[[], Iterable[str | bytes]]] = {
+        "trace.json": lambda: chrome.render(exports.trace_timeline([activities])),
+        "trace.json.gz": lambda: chrome.render_compressed(exports.trace_timeline([activities])),
+        "pftrace": lambda: perfetto.render(exports.trace_timeline([activities])),
+        "speedscope.json": lambda: flame.speedscope(exports.flames([activities])),
+        "collapsed": lambda: flame.collapsed(exports.flames([activities])),
+        "csv": lambda: csv.render(exports.rows([activities])),
+    }
+    for suffix, write in writers.items():
+        measure_export(suffix, write)
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -221,21 +227,16 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_export(suffix: str, activities: Activities) -> None:
+def measure_export(suffix: str, write: Callable[[], Iterable[str | bytes]]) -> None:
     """Print the time and the size of an export."""
-    file = _CountingFile()
-    seconds = timed(lambda: WRITERS[suffix]([activities], file))
-    show(f"write .{suffix}, s", seconds, None, f"({file.size / 1e6:.1f} MB)")
-
-
-class _CountingFile(io.BytesIO):
-    """A file that counts its bytes, and does not keep them."""
-
     size = 0
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        self.size += len(data)
-        return len(data)
+    def count_bytes() -> None:
+        nonlocal size
+        size = sum(len(piece if isinstance(piece, bytes) else piece.encode()) for piece in write())
+
+    seconds = timed(count_bytes)
+    show(f"write .{suffix}, s", seconds, None, f"({size / 1e6:.1f} MB)")
 
 
 def report_profile(page: Page) -> None:

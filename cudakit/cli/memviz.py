@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,11 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.output import (
     COMMON_FORMATS,
+    ROW_FORMATS,
+    STACK_FORMATS,
+    TIMELINE_FORMATS,
     OutputOptions,
     Report,
-    Text,
     open_outputs,
     progress_line,
     suffixes,
@@ -34,13 +35,12 @@ from cudakit.cli.output import (
 
 if TYPE_CHECKING:
     from cudakit.memory.analyze import MemorySpec
-    from cudakit.memory.result import DiffResult, FileFacts, MemoryResult
+    from cudakit.memory.result import DiffResult, FileFacts
     from cudakit.memory.snapshot import Snapshot
     from cudakit.memory.whatif.result import WhatIfResult
 
 # Formats of the report on snapshots; comparisons and replays have the common formats only.
-_EXPORTS = ("csv", "perfetto.json", "speedscope.json", "collapsed")
-_FORMATS = (*COMMON_FORMATS, *_EXPORTS)
+_FORMATS = (*COMMON_FORMATS, *ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
 # Options of earlier versions, with the formats that they wrote.
 _OLD_FORMAT_OPTIONS = MappingProxyType(
     {
@@ -260,20 +260,19 @@ def _show(
 ) -> int:
     from cudakit.api.memory import new_allocator
     from cudakit.memory.analyze import analyze
-    from cudakit.memory.present import brief_sentences, report, summary_report
+    from cudakit.memory.present import brief_sentences, exports, report, summary_report
 
     with open_outputs(options) as outputs:
         result = analyze(_load_snapshots(files, quiet=options.quiet), spec, new_allocator)
-        exports = {
-            export_format: partial(_export, export_format, result) for export_format in _EXPORTS
-        }
         outputs.write(
             Report(
                 result=result,
                 document=lambda: (
                     summary_report(result, spec) if summary_only else report(result, spec, top=top)
                 ),
-                exports=exports,
+                rows=lambda: exports.allocations(result),
+                timeline=lambda: exports.timeline(result),
+                stacks=lambda: exports.flames(result),
                 brief_sentences=lambda: brief_sentences(result),
             )
         )
@@ -353,19 +352,3 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
             " install one and reinstall cudakit",
             err=True,
         )
-
-
-def _export(export_format: str, result: MemoryResult) -> Text:
-    from cudakit.memory.present import exports
-    from cudakit.report import collapsed, csv, perfetto, speedscope
-
-    match export_format:
-        case "csv":
-            return csv.render(exports.allocations(result))
-        case "perfetto.json":
-            return perfetto.render(exports.timeline(result))
-        case "collapsed":
-            return collapsed.render(exports.flame(result))
-        case "speedscope.json":
-            return speedscope.render(exports.flame(result))
-    raise ValueError(f"unknown export {export_format!r}")

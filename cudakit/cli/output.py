@@ -18,7 +18,9 @@ import click
 from cudakit.errors import EnvironmentUnusable, UsageError
 
 if TYPE_CHECKING:
-    from cudakit.report.document import Document, Note, Table
+    from cudakit.report.document import Columns, Document, Note, Table
+    from cudakit.report.flame import Flames
+    from cudakit.report.timeline import Timeline
 
 
 # Width in pipes and files: call stacks need more than 80 columns, and wider text wraps in mails and issues.
@@ -27,6 +29,10 @@ DEFAULT_WIDTH = 100
 MINIMUM_WIDTH = 40
 # Number of lines of a screen if the output is not a terminal.
 DEFAULT_HEIGHT = 50
+
+
+# A file: one text, or its pieces.
+Text: TypeAlias = str | Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +46,26 @@ class Output:
     ascii_only: bool = False  # whether lines and curves are drawn with ASCII characters only
     height: int = DEFAULT_HEIGHT  # number of lines of the screen
 
-    def write(self, text: str | Iterable[str]) -> None:
-        """Write a text, or several texts in order.
+    def write(self, text: Text | Iterable[bytes]) -> None:
+        """Write a text, or several texts or bytes in order.
 
         A character that the stream cannot encode is escaped. Raises EnvironmentUnusable if the disk is full.
         """
         for chunk in (text,) if isinstance(text, str) else text:
             with _os_errors_reported(self.name):
-                self._write(chunk)
-
-    def write_bytes(self, writer: Callable[[BinaryIO], None]) -> None:
-        """Call ``writer`` with the binary stream. Raises EnvironmentUnusable if the disk is full."""
-        with _os_errors_reported(self.name):
-            self.stream.flush()
-            writer(self.stream.buffer)
+                if isinstance(chunk, bytes):
+                    self.stream.buffer.write(chunk)
+                    continue
+                try:
+                    self.stream.write(chunk)
+                except UnicodeEncodeError:
+                    encoding = self.stream.encoding
+                    self.stream.write(chunk.encode(encoding, "backslashreplace").decode(encoding))
 
     def flush(self) -> None:
         """Flush the stream. Raises EnvironmentUnusable if the disk is full."""
         with _os_errors_reported(self.name):
             self.stream.flush()
-
-    def _write(self, chunk: str) -> None:
-        try:
-            self.stream.write(chunk)
-        except UnicodeEncodeError:
-            encoding = self.stream.encoding
-            self.stream.write(chunk.encode(encoding, "backslashreplace").decode(encoding))
 
 
 @contextmanager
@@ -269,10 +269,12 @@ def _os_errors_reported(name: str) -> Iterator[None]:
 _NVBENCH = "nvbench.json"
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
+# Formats for other tools, of reports with rows, a timeline or weighted call stacks.
+ROW_FORMATS = ("csv",)
+TIMELINE_FORMATS = ("trace.json", "trace.json.gz", "pftrace", "perfetto.json")
+STACK_FORMATS = ("speedscope.json", "collapsed")
 # Maximum number of lines of the report that standard error gets if the report is written to a file.
 _MAX_SUMMARY_LINES = 3
-
-Text: TypeAlias = str | Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,21 +310,29 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A result and its renderings.
-
-    ``exports`` renders formats other than the common ones; ``writers`` write the formats that are not text.
-    """
+    """A result and what a file can show of it; ``exports`` replaces or adds formats."""
 
     result: object
     document: Callable[[], Document]
+    rows: Callable[[], Document | Sequence[Columns]] | None = None  # default: those of the document
+    timeline: Callable[[], Timeline] | None = None
+    stacks: Callable[[], Flames] | None = None
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
-    writers: Mapping[str, Callable[[BinaryIO], None]] = field(default_factory=dict)
     # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
     # default is ``brief_sentences(document)``.
     brief_sentences: Callable[[], Sequence[str | Note]] | None = None
     # A function that returns the table whose rows ``--quiet`` prints. The default is the first table of the
     # document; a report with its own sentences has none.
     brief_table: Callable[[], Table] | None = None
+
+    def content(self, suffix: str, target: Output) -> Text | Iterable[bytes]:
+        """Return the report in any format, also in those that are not text."""
+        if self.timeline and suffix in ("pftrace", "trace.json.gz"):
+            from cudakit.report import chrome, perfetto
+
+            write = perfetto.render if suffix == "pftrace" else chrome.render_compressed
+            return write(self.timeline())
+        return self.text(suffix, target)
 
     def text(self, suffix: str, target: Output) -> Text:
         """Return the report in a format, with the width and the colors of its target."""
@@ -346,9 +356,28 @@ class Report:
             from cudakit.report import html
 
             return html.render(self.document(), footer=_page_footer())
-        from cudakit.report import markdown
+        if suffix == "md":
+            from cudakit.report import markdown
 
-        return markdown.render(self.document())
+            return markdown.render(self.document())
+        return self._export(suffix)
+
+    def _export(self, suffix: str) -> Text:
+        """Return the data of the report in a format of other tools."""
+        if suffix in ROW_FORMATS:
+            from cudakit.report import csv
+
+            return csv.render((self.rows or self.document)())
+        if suffix in STACK_FORMATS and self.stacks:
+            from cudakit.report import flame
+
+            write = flame.collapsed if suffix == "collapsed" else flame.speedscope
+            return write(self.stacks())
+        if suffix in TIMELINE_FORMATS and self.timeline:
+            from cudakit.report import chrome
+
+            return chrome.render(self.timeline())
+        raise ValueError(f"the report has no {suffix}")
 
     def lines(self, *, with_rows: bool = False) -> tuple[str, ...]:
         """Return the verdict and the findings, one line each; ``with_rows`` adds the main table."""
@@ -510,10 +539,7 @@ class Outputs:
         Raises EnvironmentUnusable if a disk is full.
         """
         for suffix, file in self._files:
-            if suffix in report.writers:
-                file.write_bytes(report.writers[suffix])
-            else:
-                file.write(report.text(suffix, file))
+            file.write(report.content(suffix, file))
         self._open_files.close()
         for suffix in self._formats_on_terminal:
             terminal = self._open_terminal()

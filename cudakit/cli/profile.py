@@ -23,6 +23,9 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.output import (
     COMMON_FORMATS,
+    ROW_FORMATS,
+    STACK_FORMATS,
+    TIMELINE_FORMATS,
     OutputOptions,
     Report,
     open_outputs,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from cudakit.trace.run_log import Outcome
 
 # Formats that need the activities of a run, which a saved result does not have.
-ACTIVITY_FORMATS = ("csv", "trace.json", "trace.json.gz", "pftrace", "speedscope.json", "collapsed")
+ACTIVITY_FORMATS = (*ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
 FORMATS = (*COMMON_FORMATS, *ACTIVITY_FORMATS)
 
 
@@ -194,23 +197,21 @@ class Profile:
         self, *, top: int = 10, by: Literal["kernel", "line", "range"] | None = None
     ) -> Report:
         """Return the report in every format; formats of the timeline need activities."""
+        from cudakit.profile import exports
         from cudakit.profile import report as present
-        from cudakit.profile.exports import WRITERS
         from cudakit.report import html
 
-        activities = self.activities
-        writers = {
-            suffix: partial(writer, activities)
-            for suffix, writer in WRITERS.items()
-            if activities is not None
-        }
+        def page() -> str:
+            return html.render(present.page(self.result, activities, self.gaps))
+
+        activities = self.activities or ()
         return Report(
             result=self.result,
             document=lambda: present.report(self.result, top=top, by=by),
-            exports={"html": lambda: html.render(present.page(self.result, activities, self.gaps))}
-            if activities
-            else {},
-            writers=writers,
+            rows=lambda: exports.rows(activities),
+            timeline=lambda: exports.trace_timeline(activities),
+            stacks=lambda: exports.flames(activities),
+            exports={"html": page} if activities else {},
             brief_sentences=lambda: present.brief_sentences(self.result),
         )
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.profile.activities import Activities
-from cudakit.profile.call_sites import NO_STACK, call_path, call_site
 from cudakit.profile.timeline import Column, Timeline, WorkKind, first_time, timeline
-from cudakit.report.document import Columns, Frame
-from cudakit.report.flame import Flame
+from cudakit.report.document import Columns
+from cudakit.report.flame import Flame, Flames
 from cudakit.report.timeline import (
     Argument,
     Group,
@@ -27,7 +26,10 @@ from cudakit.report.timeline import (
     with_lane,
 )
 from cudakit.report.timeline import Timeline as ViewedTimeline
+from cudakit.stacks import Frame, Stack, call_site_index, frame_text
 from cudakit.trace.kinds import EventKind
+
+NO_STACK = "no call stack recorded"
 
 _SCHEMA_VERSION = 1  # version of the schema of Kineto's traces
 # First number of the tracks of overlapping spans in Chrome traces, above all numbers of streams and threads.
@@ -86,8 +88,8 @@ def trace_timeline(activities: Sequence[Activities]) -> ViewedTimeline:
     """Return the work, calls, ranges and marks of all processes.
 
     Categories and details of Chrome traces have the names of Kineto, PyTorch's profiler library
-    (libkineto/src/output_json.cpp and CuptiActivity.cpp), which tools such as Holistic Trace Analysis read. In
-    such traces, the device is the process of GPU work, and the stream is the thread.
+    (libkineto/src/output_json.cpp and CuptiActivity.cpp), which tools such as Holistic Trace Analysis read.
+    In such traces, the device is the process of GPU work, and the stream is the thread.
     """
     timelines = [timeline(process_activities) for process_activities in activities]
     begin_ns = first_time(timelines)
@@ -105,7 +107,14 @@ def trace_timeline(activities: Sequence[Activities]) -> ViewedTimeline:
         for device, name in device_names(process).items():
             group_by_device[device] = len(groups)
             groups.append(
-                Group(name, first_device + device, pid, is_device=True, label=f"GPU {device}", remark=remark)
+                Group(
+                    name,
+                    first_device + device,
+                    pid,
+                    is_device=True,
+                    label=f"GPU {device}",
+                    remark=remark,
+                )
             )
         work_lanes, track_of_work = work_tracks(process)
         first_track = len(tracks)
@@ -131,7 +140,9 @@ def trace_timeline(activities: Sequence[Activities]) -> ViewedTimeline:
         instants.append(
             Instants(
                 time_ns=marks.start_ns,
-                track=np.array([track_by_thread[thread] for thread in marks.thread.tolist()], np.int64),
+                track=np.array(
+                    [track_by_thread[thread] for thread in marks.thread.tolist()], np.int64
+                ),
                 name=marks.name,
                 names=call_texts.names,
                 category="user_annotation",
@@ -164,8 +175,14 @@ class _CallTexts:
 
     def __init__(self, process: Timeline) -> None:
         self.names = Texts(process.names)
-        self.sites = Texts(process.stacks, call_site)
-        self.stacks = Texts(process.stacks, lambda stack: " ▸ ".join(call_path(stack)))
+        self.sites = Texts(process.stacks, _call_site)
+        self.stacks = Texts(
+            process.stacks, lambda stack: " ▸ ".join(map(frame_text, reversed(stack))) or NO_STACK
+        )
+
+
+def _call_site(stack: Stack) -> str:
+    return frame_text(stack[call_site_index(stack)]) if stack else NO_STACK
 
 
 def _device_properties(process: Timeline) -> Iterator[dict[str, object]]:
@@ -270,15 +287,19 @@ def _host_spans(
         if number not in known_threads
     ]
 
-    def details(rows: Column, *, is_call: bool) -> list[Argument]:
-        omitted = None if is_call else ""  # in Chrome traces, only calls have details
+    def details_of_ranges(rows: Column) -> list[Argument]:
         return [
-            Argument("", correlation[rows], chrome_name=omitted and "External id"),
-            Argument("correlation", correlation[rows], chrome_name=omitted),
+            Argument("correlation", correlation[rows], chrome_name=""),
+            Argument("call site", site[rows], texts.sites, chrome_name=""),
+        ]
+
+    def details_of_calls(rows: Column) -> list[Argument]:
+        return [
+            Argument("", correlation[rows], chrome_name="External id"),
+            Argument("correlation", correlation[rows]),
             Argument("call site", site[rows], texts.sites, chrome_name="Call site"),
         ]
 
-    call_arguments = lambda rows: details(rows, is_call=True)
     host = Spans(
         start_ns=start,
         end_ns=end,
@@ -287,9 +308,9 @@ def _host_spans(
         names=texts.names,
         kind=kind,
         kinds=[
-            SpanKind("user_annotation", lambda rows: details(rows, is_call=False)),
-            SpanKind("cuda_api", call_arguments, chrome_category="cuda_runtime"),
-            SpanKind("cuda_api", call_arguments, chrome_category="cuda_driver"),
+            SpanKind("user_annotation", details_of_ranges),
+            SpanKind("cuda_api", details_of_calls, chrome_category="cuda_runtime"),
+            SpanKind("cuda_api", details_of_calls, chrome_category="cuda_driver"),
         ],
         nest=True,
         arrow=arrow,
@@ -305,7 +326,7 @@ def _thread_name(thread: int) -> str:
 # --- call stacks -----------------------------------------------------------------------------------
 
 
-def flames(activities: Sequence[Activities]) -> list[Flame]:
+def flames(activities: Sequence[Activities]) -> Flames:
     """Return the GPU time of the call stacks of each process, with the kernel, copy or memset as leaf."""
     result = []
     for process_activities in activities:
@@ -313,23 +334,22 @@ def flames(activities: Sequence[Activities]) -> list[Flame]:
         remark = " (simulated)" if process.simulated else ""
         name = f"process {process.process}"
         result.append(Flame(f"{name}{remark}", "nanoseconds", _stack_times(process), prefix=name))
-    return result
+    return Flames("GPU time by call stack", result)
 
 
-def _stack_times(process: Timeline) -> Iterator[tuple[tuple[Frame, ...], int]]:
+def _stack_times(process: Timeline) -> Iterator[tuple[Stack, int]]:
     """Yield each distinct call stack and name of GPU work with its time, first occurrence first."""
     work = process.work
     if not len(work.start_ns):
         return
     first_rows, row_numbers = distinct_rows(work.site, work.name)
-    durations = work.end_ns - work.start_ns
     # Sums of integers as floating-point numbers are exact below 2**53 ns, which is 104 days.
-    totals = np.bincount(row_numbers, durations, len(first_rows)).astype(np.int64)
+    totals = np.bincount(row_numbers, work.end_ns - work.start_ns, len(first_rows)).astype(np.int64)
     order = np.argsort(first_rows)
     columns = (work.site[first_rows], work.name[first_rows], totals)
     for site, name, total_ns in zip(*(column[order].tolist() for column in columns), strict=True):
-        stack = [Frame(frame.function, frame.file, frame.line) for frame in process.stacks[site]]
-        yield (*(reversed(stack) if stack else [Frame(NO_STACK, "", 0)]), Frame(process.names[name], "", 0)), total_ns
+        calls = process.stacks[site] or (Frame(NO_STACK, "", 0),)
+        yield (*reversed(calls), Frame(process.names[name], "", 0)), total_ns
 
 
 # --- rows ------------------------------------------------------------------------------------------
@@ -378,7 +398,7 @@ def _rows(process: Timeline) -> Columns:
             "kind": tuple(kind.name.lower() for kind in WorkKind),
             "name": tuple(map(printable_text, process.names)),
             "call_site": tuple(
-                printable_text(call_site(stack)) if stack else "" for stack in process.stacks
+                printable_text(_call_site(stack)) if stack else "" for stack in process.stacks
             ),
         },
     )

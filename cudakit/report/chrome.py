@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from cudakit.report.escape import escape_invisible
 from cudakit.report.timeline import (
     Argument,
     Column,
@@ -23,6 +22,7 @@ from cudakit.report.timeline import (
     Spans,
     Texts,
     Timeline,
+    printable_text,
     row_blocks,
 )
 
@@ -80,9 +80,13 @@ class _Writer:
         groups = self._timeline.groups
         has_processes = len({group.process for group in groups}) > 1
         for group in groups:
-            process_text = f" of process {group.process}" if group.is_device and has_processes else ""
+            process_text = (
+                f" of process {group.process}" if group.is_device and has_processes else ""
+            )
             pid = group.number
-            yield _metadata("process_name", pid, 0, name=f"{group.name}{process_text}{group.remark}")
+            yield _metadata(
+                "process_name", pid, 0, name=f"{group.name}{process_text}{group.remark}"
+            )
             if group.label:
                 yield _metadata("process_labels", pid, 0, labels=group.label)
             place = _FIRST_DEVICE_PLACE + pid if group.is_device else pid
@@ -110,14 +114,15 @@ class _Writer:
                 start, end = spans.start_ns[rows_of_kind], spans.end_ns[rows_of_kind]
                 texts[is_of_kind] = list(
                     _filled(
-                    template,
-                    self._json_texts(spans.names, spans.name[rows_of_kind]),
-                    self._pids[track].tolist(),
-                    self._tids[track].tolist(),
-                    *self._time_columns(start),
-                    *(column.tolist() for column in np.divmod(end - start, 1000)),
-                    *columns,
-                ))
+                        template,
+                        self._json_texts(spans.names, spans.name[rows_of_kind]),
+                        self._pids[track].tolist(),
+                        self._tids[track].tolist(),
+                        *self._time_columns(start),
+                        *(column.tolist() for column in np.divmod(end - start, 1000)),
+                        *columns,
+                    )
+                )
             yield texts.tolist()
 
     def _instants(self, instants: Instants) -> Iterator[Iterable[str]]:
@@ -155,20 +160,13 @@ class _Writer:
 
     def _arrows(self) -> Iterator[Iterable[str]]:
         """Yield an arrow from each span where one begins to the first span where it ends."""
-        begins, ends = (
-            [
-                spans
-                for spans in self._timeline.spans
-                if spans.arrow is not None and spans.begins_arrows is is_begin
-            ]
-            for is_begin in (True, False)
-        )
-        for tables, phase in ((begins, '"ph":"s"'), (ends, '"ph":"f","bp":"e"')):
-            template = (
-                f'{{{phase},"cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,{_TIME}}}'
-            )
-            for spans in tables:
-                numbers, first_rows = np.unique(spans.arrow, return_index=True)
+        tables = [(spans, spans.arrow) for spans in self._timeline.spans if spans.arrow is not None]
+        for begins_arrows, phase in ((True, '"ph":"s"'), (False, '"ph":"f","bp":"e"')):
+            template = f'{{{phase},"cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,{_TIME}}}'
+            for spans, arrow in tables:
+                if spans.begins_arrows is not begins_arrows:
+                    continue
+                numbers, first_rows = np.unique(arrow, return_index=True)
                 first_rows, numbers = first_rows[numbers != 0], numbers[numbers != 0]
                 for block in row_blocks(len(first_rows), _BLOCK_ROWS):
                     rows = first_rows[block]
@@ -183,9 +181,7 @@ class _Writer:
 
     def _time_columns(self, times_ns: Column) -> list[list[int]]:
         """Return times as microseconds and the remaining nanoseconds."""
-        return [
-            column.tolist() for column in np.divmod(times_ns - self._timeline.begin_ns, 1000)
-        ]
+        return [column.tolist() for column in np.divmod(times_ns - self._timeline.begin_ns, 1000)]
 
     def _arguments(self, arguments: Sequence[Argument]) -> tuple[str, list[Iterable[object]]]:
         """Return the template of the arguments of events, and its columns."""
@@ -232,7 +228,7 @@ def _category(category: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return json.dumps(escape_invisible(text), ensure_ascii=False)
+    return json.dumps(printable_text(text), ensure_ascii=False)
 
 
 def _metadata(kind: str, pid: int, tid: int, **argument: str | int) -> str:

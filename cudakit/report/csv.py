@@ -1,13 +1,14 @@
-"""Render the first Columns of a Document as CSV (RFC 4180)."""
+"""Write tables of columns as CSV (RFC 4180)."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from cudakit.errors import UsageError
-from cudakit.report.columns import Texts, is_address, text_decoder
 from cudakit.report.document import Array, Columns, Document, walk
 from cudakit.report.escape import escape_invisible
 
@@ -21,75 +22,79 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NEEDS_QUOTES = re.compile('[",;]')
 
 
-def render(document: Document) -> Iterator[str]:
-    """Yield the first Columns node as CSV, in chunks of lines that end in CR LF.
+def render(source: Document | Sequence[Columns]) -> Iterator[str]:
+    """Yield rows as CSV, in chunks of lines that end in CR LF.
+
+    ``source`` is tables with the same columns, or a document, whose first table of columns is written.
 
     The header has the names of the arrays. An id is written as its ``text``; an id without a text, NaN and
     masked items are empty cells. Unsigned integers named ``address`` or ``*_address`` are hexadecimal. Text
     that a spreadsheet would evaluate as a formula has a leading apostrophe.
 
-    Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
+    Raises UsageError if the document has no Columns, ValueError if the arrays of a table differ in length.
     """
-    columns = next((node for node in walk(document.nodes) if isinstance(node, Columns)), None)
-    if columns is None:
-        raise UsageError(
-            f"{document.title!r} has no rows to write as CSV",
-            hint="choose another output format, such as json",
-        )
-    lengths = {name: len(array) for name, array in columns.arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"the arrays of {columns.name!r} differ in length: {lengths}")
-    return _csv_chunks(columns, rows=max(lengths.values(), default=0))
+    tables: Sequence[Columns]
+    if not isinstance(source, Document):
+        tables = source
+    else:
+        tables = [node for node in walk(source.nodes) if isinstance(node, Columns)][:1]
+        if not tables:
+            raise UsageError(
+                f"{source.title!r} has no rows to write as CSV",
+                hint="choose another output format, such as json",
+            )
+    for table in tables:
+        lengths = {name: len(array) for name, array in table.arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the arrays of {table.name!r} differ in length: {lengths}")
+    return _csv_chunks(tables)
 
 
-def _csv_chunks(columns: Columns, *, rows: int) -> Iterator[str]:
-    yield ",".join(map(_text_cell, columns.arrays)) + "\r\n"
-    arrays_with_writers = [
-        (array, _cell_writer(name, array, columns.text.get(name)))
-        for name, array in columns.arrays.items()
-    ]
-    for first_row in range(0, rows, _CHUNK_ROWS):
-        cells_by_column = [
-            cells_of(array[first_row : first_row + _CHUNK_ROWS])
-            for array, cells_of in arrays_with_writers
+def _csv_chunks(tables: Sequence[Columns]) -> Iterator[str]:
+    yield ",".join(map(_text_cell, tables[0].arrays if tables else ())) + "\r\n"
+    for table in tables:
+        arrays_with_writers = [
+            (array, _cell_writer(name, array, table.text.get(name)))
+            for name, array in table.arrays.items()
         ]
-        # Readers skip empty lines, so an empty cell alone in its line is quoted.
-        yield "".join(
-            [(",".join(row) or '""') + "\r\n" for row in zip(*cells_by_column, strict=True)]
-        )
+        row_count = max(map(len, table.arrays.values()), default=0)
+        for first_row in range(0, row_count, _CHUNK_ROWS):
+            cells_by_column = [
+                cells_of(array[first_row : first_row + _CHUNK_ROWS])
+                for array, cells_of in arrays_with_writers
+            ]
+            # Readers skip empty lines, so an empty cell alone in its line is quoted.
+            yield "".join(
+                [(",".join(row) or '""') + "\r\n" for row in zip(*cells_by_column, strict=True)]
+            )
 
 
-def _cell_writer(name: str, array: Array, texts: tuple[str, ...] | None) -> Texts:
+def _cell_writer(
+    name: str, array: Array, texts: tuple[str, ...] | None
+) -> Callable[[Array], list[str]]:
     """Return the function that formats the items of one column."""
     if texts is not None:
-        return text_decoder(map(_text_cell, texts), unknown_text="")
-    if is_address(name, array):
-        return _address_cells
-    kind = array.dtype.kind
-    return {"b": _bool_cells, "i": _int_cells, "u": _int_cells, "f": _float_cells}.get(
-        kind, _text_cells
-    )
+        cell_by_id = np.array([*map(_text_cell, texts), ""], dtype=object)
+        last = len(texts)
 
+        def text_cells(ids: Array) -> list[str]:
+            indices = ids.astype(np.int64)
+            known_indices = np.where((indices >= 0) & (indices < last), indices, last)
+            cells: list[str] = cell_by_id[known_indices].tolist()
+            return cells
 
-def _address_cells(array: Array) -> list[str]:
-    return list(map(hex, array.tolist()))
-
-
-def _bool_cells(array: Array) -> list[str]:
-    return ["true" if item else "false" for item in array.tolist()]
-
-
-def _int_cells(array: Array) -> list[str]:
-    # tolist() returns None for a masked item.
-    return ["" if item is None else str(item) for item in array.tolist()]
-
-
-def _float_cells(array: Array) -> list[str]:
-    return ["" if math.isnan(item) else str(item) for item in array.tolist()]
-
-
-def _text_cells(array: Array) -> list[str]:
-    return [_text_cell(str(item)) for item in array.tolist()]
+        return text_cells
+    match array.dtype.kind:
+        case "u" if name == "address" or name.endswith("_address"):
+            return lambda array: list(map(hex, array.tolist()))
+        case "b":
+            return lambda array: ["true" if item else "false" for item in array.tolist()]
+        case "i" | "u":
+            # tolist() returns None for a masked item.
+            return lambda array: ["" if item is None else str(item) for item in array.tolist()]
+        case "f":
+            return lambda array: ["" if math.isnan(item) else str(item) for item in array.tolist()]
+    return lambda array: [_text_cell(str(item)) for item in array.tolist()]
 
 
 def _text_cell(text: str) -> str:

@@ -130,15 +130,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """A node of a flame graph, for exports only; ``size_bytes`` includes the children."""
-
-    label: str
-    size_bytes: int
-    children: tuple[Tree, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Series:
     """A curve of a Chart, with one y for each x; with ``step`` each value is constant up to the next x."""
 
@@ -254,7 +245,7 @@ class Section:
     is_folded: bool = False
 
 
-Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Explorer | Section
+Node: TypeAlias = Facts | Table | Chart | Note | Columns | View | Explorer | Section
 
 
 @dataclass(frozen=True, slots=True)

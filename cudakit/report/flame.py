@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cudakit.report.document import Frame
 from cudakit.report.timeline import printable_text
+from cudakit.stacks import Frame, frame_text
 
 # Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
 _SPEEDSCOPE_FORMAT = "https://www.speedscope.app/file-format-schema.json"
@@ -21,14 +21,24 @@ class Flame:
     name: str
     unit: Literal["bytes", "nanoseconds"]
     stacks: Iterable[tuple[Sequence[Frame], int]]
-    prefix: str = ""  # first frame of each collapsed stack, if there are several Flames; may be empty
+    prefix: str = (
+        ""  # first frame of each collapsed stack, if there are several Flames; may be empty
+    )
 
 
-def speedscope(title: str, flames: Iterable[Flame]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Flames:
+    """The call stacks of a report: a Flame for each process or device."""
+
+    title: str
+    flames: Sequence[Flame]
+
+
+def speedscope(graph: Flames) -> Iterator[str]:
     """Yield a file for speedscope (www.speedscope.app) with a profile for each Flame."""
     number_by_frame: dict[Frame, int] = {}
     profiles = []
-    for flame in flames:
+    for flame in graph.flames:
         samples: list[list[int]] = []
         weights: list[int] = []
         for stack, weight in flame.stacks:
@@ -51,7 +61,7 @@ def speedscope(title: str, flames: Iterable[Flame]) -> Iterator[str]:
         "$schema": _SPEEDSCOPE_FORMAT,
         "shared": {"frames": [_frame_object(frame) for frame in number_by_frame]},
         "profiles": profiles,
-        "name": printable_text(title),
+        "name": printable_text(graph.title),
         "activeProfileIndex": 0,
         "exporter": "cudakit",
     }
@@ -67,14 +77,14 @@ def _frame_object(frame: Frame) -> dict[str, object]:
     return frame_object
 
 
-def collapsed(flames: Sequence[Flame]) -> Iterator[str]:
+def collapsed(graph: Flames) -> Iterator[str]:
     """Yield collapsed stacks (Brendan Gregg's FlameGraph): ``outer;inner;leaf amount`` in each line.
 
     In a frame ``;`` becomes ``:``.
     """
     label_by_frame: dict[Frame, str] = {}
-    for flame in flames:
-        prefix = f"{flame.prefix};" if flame.prefix and len(flames) > 1 else ""
+    for flame in graph.flames:
+        prefix = f"{flame.prefix};" if flame.prefix and len(graph.flames) > 1 else ""
         lines = []
         for stack, weight in flame.stacks:
             for frame in stack:
@@ -85,6 +95,4 @@ def collapsed(flames: Sequence[Flame]) -> Iterator[str]:
 
 
 def _label(frame: Frame) -> str:
-    location = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
-    text = printable_text(f"{location} {frame.name}".strip())
-    return text.replace(";", ":").strip() or "?"
+    return printable_text(frame_text(frame)).replace(";", ":").strip() or "?"

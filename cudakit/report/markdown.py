@@ -1,6 +1,6 @@
 """Render a Document as GitHub Flavored Markdown, for issues and pull requests.
 
-A View is its fallback, a Chart a table of its numbers. Columns and Trees are left out.
+A View is its fallback, a Chart a table of its numbers. Columns are left out.
 """
 
 from __future__ import annotations

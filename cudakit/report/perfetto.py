@@ -11,7 +11,7 @@ in this way).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from typing import Final, TypeAlias
 
@@ -80,18 +80,16 @@ class _Writer:
     def packets(self) -> Iterator[bytes]:
         yield _packet(number_field(_SEQUENCE_FLAGS, _STATE_CLEARED | _NEEDS_STATE))
         timeline = self._timeline
-        groups = [
-            self._describe(
-                text_field(_TRACK_NAME, printable_text(f"{group.name} of process {group.process}{group.remark}"))
-                if group.is_device
-                else bytes_field(
-                    _TRACK_PROCESS,
-                    number_field(1, group.process) + text_field(6, printable_text(group.name)),
-                )
-                + text_field(_TRACK_NAME, printable_text(group.name))
+        groups = []
+        for group in timeline.groups:
+            name = printable_text(group.name)
+            process = bytes_field(
+                _TRACK_PROCESS, number_field(1, group.process) + text_field(6, name)
             )
-            for group in timeline.groups
-        ]
+            if group.is_device:
+                process = b""
+                name = printable_text(f"{group.name} of process {group.process}{group.remark}")
+            groups.append(self._describe(process, text_field(_TRACK_NAME, name)))
         yield from (packet for _, packet in groups)
         tracks = [
             self._describe(
@@ -136,7 +134,9 @@ class _Writer:
             ).tobytes()
 
     def _instants(self, instants: Instants) -> Iterator[bytes]:
-        uuids = np.append(self._uuids, np.uint64(self._group_uuid))  # the last one is that of track -1
+        uuids = np.append(
+            self._uuids, np.uint64(self._group_uuid)
+        )  # the last one is that of track -1
         for rows in row_blocks(len(instants.time_ns), _BLOCK_SPANS):
             events = self._events(
                 _INSTANT,

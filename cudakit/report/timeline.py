@@ -49,8 +49,8 @@ class Texts:
 class Argument:
     """A detail of spans: one number, text or size of a grid for each span.
 
-    ``values`` are numbers, or indices of ``texts``, or have three columns, which are the sizes of a grid. Some
-    details have another name in Chrome traces, in which tools for Kineto's traces look them up. A detail
+    ``values`` are numbers, or indices of ``texts``, or have three columns, which are the sizes of a grid.
+    Some details have another name in Chrome traces, in which tools for Kineto's traces look them up. A detail
     without a name is not in the format.
     """
 

@@ -11,7 +11,7 @@ import pytest
 from invocation import run_cli
 from profile_synthetic import US, Program
 
-from cudakit.profile.exports import WRITERS
+from cudakit.cli.profile import ACTIVITY_FORMATS
 from cudakit.trace.run_log import LogWriter, Outcome
 
 # Mangled name of ``void scale<float>(float*, int)``.
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [*WRITERS, "html"])
+@pytest.mark.parametrize("suffix", [*ACTIVITY_FORMATS, "html"])
 def test_profile_of_a_log_is_written_in_every_format(log: Path, suffix: str) -> None:
     path = log.with_name(f"profile.{suffix}")
     run = run_cli("profile", log, "-o", path)
@@ -69,7 +69,7 @@ def test_ranges_of_the_chrome_trace_contain_the_launches(log: Path) -> None:
         assert first <= start < end <= last + 0.001
 
 
-@pytest.mark.parametrize("suffix", [*WRITERS, "html"])
+@pytest.mark.parametrize("suffix", [*ACTIVITY_FORMATS, "html"])
 def test_profile_without_activities_is_written_in_every_format(tmp_path: Path, suffix: str) -> None:
     log = tmp_path / "profile.log"
     with log.open("wb") as file:

@@ -33,7 +33,6 @@ from cudakit.report.document import (
     Stack,
     Table,
     Text,
-    Tree,
     View,
 )
 from cudakit.stacks import Frame
@@ -127,7 +126,7 @@ ALL_NODES = Document(
         ),
         Section("Holders", (HOLDERS, Section("Changes", (CHANGES, EMPTY)))),
         Section("Charts", (POWER,)),
-        Section("Only for the page", (Columns("blocks", {}), Tree("all", 1))),
+        Section("Only for the page", (Columns("blocks", {}),)),
         Note(
             "error", "CUDA out of memory: 2.50 GiB asked, 1.20 GiB free on cuda:0.", ("Use less.",)
         ),

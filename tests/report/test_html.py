@@ -37,7 +37,6 @@ from cudakit.report.document import (
     Stack,
     Table,
     Text,
-    Tree,
     View,
 )
 from cudakit.report.document import Node as DocumentNode
@@ -87,7 +86,6 @@ def report(text: str = "name") -> Document:
                 text,
                 (
                     table(text, stack),
-                    Section(text, (Tree(text, 10),)),
                     *charts(text),
                 ),
             ),

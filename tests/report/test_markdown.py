@@ -21,7 +21,6 @@ from cudakit.report.document import (
     Stack,
     Table,
     Text,
-    Tree,
     View,
 )
 from cudakit.report.markdown import render
@@ -68,7 +67,7 @@ def test_markdown_has_sections_facts_notes_and_fallbacks_of_views() -> None:
 
 
 def test_section_with_nothing_to_show_is_left_out() -> None:
-    empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Tree("t", 1), Facts(())))
+    empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Facts(())))
     assert text_of(empty, Note("ok", "Done.")) == "> **OK**: Done."
 
 

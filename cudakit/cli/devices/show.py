@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import click
@@ -81,15 +80,7 @@ def report_of(
     watching: bool = False,
 ) -> Report:
     """Return the report of the devices, or of the selected fields."""
-    from cudakit.devices.report import field_table, report
-
-    def csv() -> Iterator[str]:
-        from cudakit.devices.report import field_columns
-        from cudakit.report import csv
-
-        return csv.render(
-            field_columns(selected_fields or tuple(field_registry().values()), result)
-        )
+    from cudakit.devices.report import field_columns, field_table, report
 
     return Report(
         result=_chosen_fields(result, selected_fields) if selected_fields else result,
@@ -98,7 +89,7 @@ def report_of(
             if selected_fields
             else report(result, with_all_fields=view.long, with_activity=watching)
         ),
-        exports={"csv": csv},
+        rows=lambda: field_columns(selected_fields or tuple(field_registry().values()), result),
     )
 
 

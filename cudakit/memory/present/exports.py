@@ -1,4 +1,4 @@
-"""Exports for other tools: allocations as rows, curves over time, memory as a call tree."""
+"""What other tools show of memory: a row for each allocation, a timeline, bytes by call stack."""
 
 from __future__ import annotations
 
@@ -12,14 +12,33 @@ from cudakit.errors import UsageError
 from cudakit.memory.analyze.call_sites import StackTable
 from cudakit.memory.analyze.steps import non_decreasing
 from cudakit.memory.present.rows import device_name
-from cudakit.memory.result import DeviceMemory, Holder, MemoryResult
+from cudakit.memory.result import DeviceMemory, MemoryResult
 from cudakit.memory.snapshot import Ids, Ints, Snapshot
-from cudakit.report.document import Chart, Columns, Document, Marker, Series, Tree
-from cudakit.stacks import Frame
+from cudakit.report.document import Columns
+from cudakit.report.flame import Flame, Flames
+from cudakit.report.timeline import (
+    Argument,
+    Counter,
+    Group,
+    Instants,
+    SpanKind,
+    Spans,
+    Texts,
+    Timeline,
+    Track,
+    distinct_rows,
+    flat_lanes,
+)
+from cudakit.stacks import Frame, frame_text
 
 # Minimum size of an allocation that is exported as a slice, as a share of the peak. So at most 200 slices
 # overlap.
 _MIN_SLICE_SHARE = 1 / 200
+
+# Number of the only process in a timeline. The thread of this number would be its main thread.
+_PROCESS = 1
+# Times of damaged snapshots are clipped to 146 years, so that nanoseconds fit into 64 bits.
+_LATEST_US = 2**62 // 1000 - 1
 
 # Limits of the number of characters of call stacks in an export: a number that is always allowed, and a
 # number per byte of the snapshot. Real snapshots have at most 2 characters per byte.
@@ -27,27 +46,57 @@ _MIN_CHARACTERS = 1 << 30
 _CHARACTERS_PER_BYTE = 4
 
 
-def allocations(result: MemoryResult) -> Document:
+def allocations(result: MemoryResult) -> list[Columns]:
     """Return a row per allocation of every device: interval, size, stream, pool, call site and stack.
 
-    Raises UsageError if the call stacks of all rows are much longer than the snapshot.
+    There is a table for each snapshot. Raises UsageError if the call stacks of all rows are much longer than
+    the snapshot.
     """
     devices_by_snapshot: dict[int, list[DeviceMemory]] = {}
     for device in result.devices:
         devices_by_snapshot.setdefault(id(device.snapshot), []).append(device)
-    columns_by_snapshot = [_allocation_columns(devices) for devices in devices_by_snapshot.values()]
-    return Document("allocations", (_join_columns(columns_by_snapshot),))
+    return [_allocation_columns(devices) for devices in devices_by_snapshot.values()]
 
 
-def flame(result: MemoryResult) -> Document:
-    """Return the memory at the chosen moment as a call tree per device, outermost calls first."""
-    return Document("memory by call stack", tuple(_call_tree(device) for device in result.devices))
+def flames(result: MemoryResult) -> Flames:
+    """Return the memory at the chosen moment by call stack, below the name of its device."""
+    return Flames("memory by call stack", [_flame(device) for device in result.devices])
 
 
-def timeline(result: MemoryResult) -> Document:
-    """Return the curves as counters and large allocations as slices, by time since the first event."""
-    parts = [part for device in result.devices for part in _timeline_parts(device)]
-    return Document(result.files[0].name, tuple(parts))
+def timeline(result: MemoryResult) -> Timeline:
+    """Return the curves as counters and large allocations as spans, by time since the first event.
+
+    Raises UsageError if no snapshot has a trace.
+    """
+    devices = [device for device in result.devices if len(device.trace.events)]
+    if not devices:
+        raise UsageError(
+            f"{result.files[0].name!r} has nothing on a time axis to write as a trace",
+            hint="choose another output format, such as json",
+        )
+    tracks: list[Track] = []
+    spans: list[Spans] = []
+    counters: list[Counter] = []
+    instants: list[Instants] = []
+    for device in devices:
+        time_ns = _event_clock(device)
+        spans.append(_allocation_spans(device, time_ns, tracks))
+        counters += _counters(device, time_ns)
+        failure_times = time_ns[[oom.event for oom in device.ooms]]
+        nothing = np.zeros(len(failure_times), np.int64)
+        instants.append(
+            Instants(
+                time_ns=np.sort(failure_times),
+                track=nothing - 1,
+                name=nothing,
+                names=Texts(("out of memory",)),
+                arguments=(Argument("level", nothing, Texts(("error",))),),
+            )
+        )
+    process = Group(result.files[0].name, _PROCESS, _PROCESS)
+    return Timeline(
+        [process], tracks, spans, instants, counters, chrome_head={"displayTimeUnit": "ms"}
+    )
 
 
 def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
@@ -114,12 +163,6 @@ def _check_characters(snapshot: Snapshot, *columns: tuple[tuple[str, ...], Ids])
         )
 
 
-def frame_text(frame: Frame) -> str:
-    """Return a frame as one line: file, line, function."""
-    location = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
-    return f"{location} {frame.name}".strip()
-
-
 def _masked_outside_trace(events: Ints, n_events: int) -> Ints:
     """Mask event indices before and after the trace."""
     return np.ma.masked_array(events, (events < 0) | (events >= n_events))
@@ -136,132 +179,86 @@ def _event_times(device: DeviceMemory, events: Ints) -> Ints:
     return np.ma.masked_array(event_times, (events < 0) | (events >= n_events) | (not has_times))
 
 
-def _join_columns(columns_to_join: list[Columns]) -> Columns:
-    if len(columns_to_join) == 1:
-        return columns_to_join[0]
-    arrays: dict[str, list[npt.NDArray[np.generic]]] = {
-        name: [] for name in columns_to_join[0].arrays
-    }
-    texts_by_name: dict[str, tuple[str, ...]] = dict.fromkeys(columns_to_join[0].text, ())
-    for part_columns in columns_to_join:
-        for name, array in part_columns.arrays.items():
-            id_offset = len(texts_by_name.get(name, ()))
-            arrays[name].append(np.where(array < 0, -1, array + id_offset) if id_offset else array)
-        for name, texts in part_columns.text.items():
-            texts_by_name[name] += texts
-    return Columns(
-        columns_to_join[0].name,
-        {name: _concatenate(columns) for name, columns in arrays.items()},
-        texts_by_name,
-    )
-
-
 def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
     is_masked = any(isinstance(array, np.ma.MaskedArray) for array in arrays)
     return concatenate(arrays) if is_masked else np.concatenate(arrays)
 
 
-def _call_tree(device: DeviceMemory) -> Tree:
-    """Merge the call stacks of all holders into a tree."""
-    root = _CallNode(device_name(device))
-    for holder in device.holders:
-        root.add_bytes(_frame_labels(holder), holder.bytes)
-    return root.to_tree()
-
-
-def _frame_labels(holder: Holder) -> list[str]:
-    if not holder.stack:
-        return ["no stack recorded"]
-    return [frame_text(frame) for frame in reversed(holder.stack)]
-
-
-class _CallNode:
-    """A mutable node of the call tree."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.bytes = 0
-        self.children: dict[str, _CallNode] = {}
-
-    def add_bytes(self, labels: list[str], size: int) -> None:
-        node = self
-        node.bytes += size
-        for label in labels:
-            node = node.children.setdefault(label, _CallNode(label))
-            node.bytes += size
-
-    def to_tree(self) -> Tree:
-        """Return the tree, built without recursion: stacks can be deeper than Python's recursion limit."""
-        nodes = [self]
-        tree_by_id: dict[int, Tree] = {}
-        for node in nodes:
-            nodes.extend(node.children.values())
-        for node in reversed(nodes):
-            children = tuple(tree_by_id[id(child)] for child in node.children.values())
-            tree_by_id[id(node)] = Tree(node.label, node.bytes, children)
-        return tree_by_id[id(self)]
-
-
-def _timeline_parts(device: DeviceMemory) -> Iterator[Chart | Columns]:
-    trace, curves = device.trace, device.replay.curves
-    n_events = len(trace.events)
-    if not n_events:
-        return
-    time_by_event = _event_clock(device)
+def _flame(device: DeviceMemory) -> Flame:
+    """Return the bytes of each call stack; holders with the same stack are one."""
     name = device_name(device)
-    yield Chart(
-        title=f"{name} memory",
-        x=time_by_event / 1e6,
-        series=tuple(
-            Series(f"{name} {label}", curve[1:])
-            for label, curve in (
-                ("requested", curves.requested),
-                ("allocated", curves.allocated),
-                ("reserved", curves.reserved),
-            )
-        ),
-        x_unit="seconds",
-        markers=tuple(
-            Marker(float(time_by_event[oom.event]) / 1e6, "out of memory", "error")
-            for oom in device.ooms
-        ),
-    )
-    yield _allocation_slices(device, time_by_event)
+    bytes_by_stack: dict[tuple[Frame, ...], int] = {}
+    for holder in device.holders:
+        labels = [frame_text(frame) for frame in reversed(holder.stack)] or ["no stack recorded"]
+        stack = tuple(Frame(label, "", 0) for label in (name, *labels))
+        bytes_by_stack[stack] = bytes_by_stack.get(stack, 0) + holder.bytes
+    used = [(stack, size_bytes) for stack, size_bytes in bytes_by_stack.items() if size_bytes > 0]
+    return Flame(name, "bytes", used)
 
 
 def _event_clock(device: DeviceMemory) -> Ints:
-    """Return the microseconds from the first event to each event; event indices if the file has no times."""
+    """Return the nanoseconds from the first event to each event.
+
+    If the file has no times, one event is one microsecond.
+    """
     times = device.trace.events.time_us
-    if not device.snapshot.has_times:
-        return np.arange(len(times), dtype=np.int64)
-    times = non_decreasing(times)
-    return times - times[:1]
+    if device.snapshot.has_times:
+        times = non_decreasing(times)
+        times = times - times[:1]
+    else:
+        times = np.arange(len(times), dtype=np.int64)
+    return np.clip(times, 0, _LATEST_US) * 1000
 
 
-def _allocation_slices(device: DeviceMemory, time_by_event: Ints) -> Columns:
+def _counters(device: DeviceMemory, time_ns: Ints) -> Iterator[Counter]:
+    """Yield the curves of a device, with a value for each change."""
+    name, curves = device_name(device), device.replay.curves
+    for label, curve in (
+        ("requested", curves.requested),
+        ("allocated", curves.allocated),
+        ("reserved", curves.reserved),
+    ):
+        values = curve[1:]
+        changed = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+        yield Counter(f"{name} memory · {name} {label}", "bytes", time_ns[changed], values[changed])
+
+
+def _allocation_spans(device: DeviceMemory, time_ns: Ints, tracks: list[Track]) -> Spans:
+    """Return the large allocations; add a track for each stream, and more for those that overlap."""
     allocations, snapshot = device.replay.allocations, device.snapshot
-    n_events = len(time_by_event)
+    last = len(time_ns) - 1
     is_large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
-    start_times = time_by_event[np.clip(allocations.begin[is_large], 0, n_events - 1)]
-    end_times = time_by_event[np.clip(allocations.end[is_large], 0, n_events - 1)]
-    site_names, name_index_by_row = _site_names(snapshot, allocations.stack[is_large])
-    streams = tuple(
-        f"{device_name(device)} stream {stream_number}"
-        for stream_number in range(len(device.trace.streams))
-    )
-    return Columns(
-        f"{device_name(device)} allocations",
-        {
-            "start_us": start_times,
-            "duration_us": end_times - start_times,
-            "track": allocations.stream[is_large],
-            "name": name_index_by_row,
-            "address": allocations.address[is_large],
-            "requested_bytes": allocations.requested[is_large],
-            "size_bytes": allocations.size[is_large],
-        },
-        text={"track": streams, "name": site_names},
+    start = time_ns[np.clip(allocations.begin[is_large], 0, last)]
+    end = np.maximum(time_ns[np.clip(allocations.end[is_large], 0, last)], start)
+    order = np.lexsort((end, start))
+    start, end = start[order], end[order]
+    rows = np.flatnonzero(is_large)[order]
+    lane = flat_lanes(allocations.stream[rows], start, end)
+    first_rows, track = distinct_rows(allocations.stream[rows], lane)
+    streams = allocations.stream[rows][first_rows].tolist()
+    for stream, lane_number in zip(streams, lane[first_rows].tolist(), strict=True):
+        lane_text = f" · lane {lane_number + 1}" if streams.count(stream) > 1 else ""
+        name = f"{device_name(device)} stream {stream}{lane_text}"
+        tracks.append(Track(name, 0, _PROCESS + 1 + len(tracks)))
+    site_names, name_of_row = _site_names(snapshot, allocations.stack[rows])
+
+    def details(span_rows: Ints) -> list[Argument]:
+        allocation = rows[span_rows]
+        return [
+            Argument("address", allocations.address[allocation], is_address=True),
+            Argument("requested_bytes", allocations.requested[allocation]),
+            Argument("size_bytes", allocations.size[allocation]),
+        ]
+
+    return Spans(
+        start_ns=start,
+        end_ns=end,
+        track=len(tracks) - len(streams) + track,
+        name=name_of_row,
+        names=Texts(site_names),
+        kind=np.zeros(len(rows), np.int64),
+        kinds=[SpanKind("allocation", details)],
     )
 
 

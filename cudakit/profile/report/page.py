@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from cudakit.profile.activities import Activities
-from cudakit.profile.exports.lanes import flat_lanes
-from cudakit.profile.exports.tracks import device_names, distinct_rows, work_tracks
+from cudakit.profile.exports import device_names, work_tracks
 from cudakit.profile.timeline import Column, Spans, Timeline, WorkKind, first_time, timeline
 from cudakit.report.document import Array, Explorer, ExplorerData
+from cudakit.report.timeline import distinct_rows, flat_lanes
 from cudakit.stacks import Frame, call_site_index
 from cudakit.trace.kinds import EventKind
 
@@ -204,13 +204,13 @@ class _Page:
 
     def _add_tracks(self, process_index: int, process_timeline: Timeline) -> Column:
         """Add a track and a row for each stream; return the track of each piece of work."""
-        work = work_tracks(process_timeline)
+        lanes, track_of_work = work_tracks(process_timeline)
         name_by_device = device_names(process_timeline)
-        work_counts = np.bincount(work.track, minlength=len(work.tracks))
-        row_of_track = np.full(len(work.tracks), -1, np.int64)
+        work_counts = np.bincount(track_of_work, minlength=len(lanes))
+        row_of_track = np.full(len(lanes), -1, np.int64)
         tracks_of_device: dict[int, list[int]] = {}
-        for track_number, track in enumerate(work.tracks):
-            tracks_of_device.setdefault(track.group, []).append(track_number)
+        for track_number, track in enumerate(lanes):
+            tracks_of_device.setdefault(track.device, []).append(track_number)
         for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
             group = self._device_name(process_timeline, name_by_device[device])
             most_used_tracks = sorted(
@@ -218,14 +218,14 @@ class _Page:
             )[:_MAX_STREAMS]
             for track_number in most_used_tracks:
                 place = (process_index, 0, device, 2, track_number)
-                label = work.tracks[track_number].name
+                label = lanes[track_number].name
                 row_of_track[track_number] = self._append_row(place, "work", label, group)
         first_track_number = len(self._tracks)
         self._tracks += [
-            (row, track.group + (process_index << 16), track.number)
-            for row, track in zip(row_of_track.tolist(), work.tracks, strict=True)
+            (row, track.device + (process_index << 16), track.number)
+            for row, track in zip(row_of_track.tolist(), lanes, strict=True)
         ]
-        return first_track_number + work.track
+        return first_track_number + track_of_work
 
     # --- the host ----------------------------------------------------------------------------------
 

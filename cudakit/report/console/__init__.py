@@ -25,7 +25,6 @@ from cudakit.report.document import (
     Note,
     Section,
     Table,
-    Tree,
     View,
 )
 from cudakit.report.values import SYMBOLS
@@ -124,7 +123,7 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
             return _indented_lines(_chart_lines(node, available_width))
         case View():
             return _draw_node(node.fallback, width, level=level)
-        case Columns() | Tree() | Explorer():
+        case Columns() | Explorer():
             return []
 
 

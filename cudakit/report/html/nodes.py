@@ -17,7 +17,6 @@ from cudakit.report.document import (
     Stack,
     Table,
     Text,
-    Tree,
     Value,
     View,
     walk,
@@ -63,14 +62,14 @@ def columns_of(document: Document) -> dict[str, Columns]:
 
 
 def is_empty(node: Node) -> bool:
-    """Return whether a page shows nothing for a node. Columns are for Views, Trees for exports."""
+    """Return whether a page shows nothing for a node. Columns are for Views and exports."""
     match node:
         case Section():
             return all(map(is_empty, node.nodes))
         case Facts():
             return not node.rows
         case _:
-            return isinstance(node, Columns | Tree)
+            return isinstance(node, Columns)
 
 
 def _draw_node(node: Node, place: Place) -> Markup:
@@ -89,7 +88,7 @@ def _draw_node(node: Node, place: Place) -> Markup:
             return _view_element(node, place)
         case Explorer():
             return explorer(node)
-        case Columns() | Tree():
+        case Columns():
             return Markup()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.profile.exports.lanes import flat_lanes, nested_lanes
+from cudakit.report.timeline import flat_lanes, nested_lanes
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 25)), max_size=60
