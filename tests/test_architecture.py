@@ -26,6 +26,7 @@ FEATURE = {
     "report.axis",
     "report.document",
     "report.picture",
+    "report.timeline",
     "stacks",
     "serialize",
     "units",

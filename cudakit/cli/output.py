@@ -19,8 +19,7 @@ from cudakit.errors import EnvironmentUnusable, UsageError
 
 if TYPE_CHECKING:
     from cudakit.report.document import Columns, Document, Note, Table
-    from cudakit.report.flame import Flames
-    from cudakit.report.timeline import Timeline
+    from cudakit.report.timeline import Flames, Timeline
 
 
 # Width in pipes and files: call stacks need more than 80 columns, and wider text wraps in mails and issues.

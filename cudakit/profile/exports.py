@@ -10,9 +10,10 @@ import numpy as np
 from cudakit.profile.activities import Activities
 from cudakit.profile.timeline import Column, Timeline, WorkKind, first_time, timeline
 from cudakit.report.document import Columns
-from cudakit.report.flame import Flame, Flames
 from cudakit.report.timeline import (
     Argument,
+    Flame,
+    Flames,
     Group,
     Instants,
     SpanKind,

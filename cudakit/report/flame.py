@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
 
-from cudakit.report.timeline import printable_text
+from cudakit.report.timeline import Flames, printable_text
 from cudakit.stacks import Frame, frame_text
 
 # Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
 _SPEEDSCOPE_FORMAT = "https://www.speedscope.app/file-format-schema.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Flame:
-    """Call stacks, outermost frame first, with the bytes or the time of each alone."""
-
-    name: str
-    unit: Literal["bytes", "nanoseconds"]
-    stacks: Iterable[tuple[Sequence[Frame], int]]
-    prefix: str = (
-        ""  # first frame of each collapsed stack, if there are several Flames; may be empty
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Flames:
-    """The call stacks of a report: a Flame for each process or device."""
-
-    title: str
-    flames: Sequence[Flame]
 
 
 def speedscope(graph: Flames) -> Iterator[str]:

@@ -1,21 +1,23 @@
 """Timelines for trace viewers: tracks with spans, instants, counters and arrows, as columns of numbers.
 
-A feature says what happened when; ``chrome`` and ``perfetto`` write it. Times are nanoseconds, and the spans
+A feature says what happened when; ``chrome`` and ``perfetto`` write it, and ``flame`` writes weighted call
+stacks. Times are nanoseconds, and the spans
 of a track nest or do not overlap: trace viewers drop others. ``flat_lanes`` and ``nested_lanes`` divide spans
 that overlap into tracks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.report.escape import escape_invisible
+from cudakit.stacks import Frame
 
 Column: TypeAlias = npt.NDArray[Any]
 
@@ -148,6 +150,29 @@ def row_blocks(row_count: int, block_rows: int) -> Iterator[Column]:
     """Yield the numbers of rows in blocks, which bound the memory of an export."""
     for first in range(0, row_count, block_rows):
         yield np.arange(first, min(first + block_rows, row_count))
+
+
+# --- weighted call stacks --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """Call stacks, outermost frame first, with the bytes or the time of each alone."""
+
+    name: str
+    unit: Literal["bytes", "nanoseconds"]
+    stacks: Iterable[tuple[Sequence[Frame], int]]
+    prefix: str = (
+        ""  # first frame of each collapsed stack, if there are several Flames; may be empty
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Flames:
+    """The call stacks of a report: a Flame for each process or device."""
+
+    title: str
+    flames: Sequence[Flame]
 
 
 # --- distinct rows ---------------------------------------------------------------------------------

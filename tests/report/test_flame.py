@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.report.flame import Flame, Flames, collapsed, speedscope
+from cudakit.report.flame import collapsed, speedscope
+from cudakit.report.timeline import Flame, Flames
 from cudakit.stacks import Frame
 
 

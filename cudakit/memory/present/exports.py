@@ -15,10 +15,11 @@ from cudakit.memory.present.rows import device_name
 from cudakit.memory.result import DeviceMemory, MemoryResult
 from cudakit.memory.snapshot import Ids, Ints, Snapshot
 from cudakit.report.document import Columns
-from cudakit.report.flame import Flame, Flames
 from cudakit.report.timeline import (
     Argument,
     Counter,
+    Flame,
+    Flames,
     Group,
     Instants,
     SpanKind,
