@@ -432,7 +432,7 @@ def _severity(sentence: str | Note) -> int:
 
 def _brief_line(sentence: str | Note) -> str:
     """Return a sentence as one line; a Note begins with its symbol, as in the report."""
-    from cudakit.report.values import SYMBOLS
+    from cudakit.report.document import SYMBOLS
 
     if isinstance(sentence, str):
         return printable(sentence)
@@ -463,7 +463,7 @@ def table_rows(table: Table) -> Iterator[str]:
 
     Each reason why a row has no value appears once: ``time n/a (not supported)``.
     """
-    from cudakit.report.values import format_value
+    from cudakit.report.document import format_value
     from cudakit.units import Unavailable
 
     for row in table.rows:

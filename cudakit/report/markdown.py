@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from cudakit.report.document import (
+    LEVELS,
+    NO_STACK,
     Chart,
     Document,
     Facts,
@@ -19,9 +21,12 @@ from cudakit.report.document import (
     Table,
     Value,
     View,
+    format_frame,
+    format_value,
+    format_y,
+    x_value,
 )
 from cudakit.report.escape import escape_invisible
-from cudakit.report.values import LEVELS, NO_STACK, format_frame, format_value, format_y, x_value
 
 _ALIGNMENT_BY_KIND = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
 _DEEPEST_HEADING = 6

@@ -12,9 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
-from cudakit.report.document import Document, Finding, Note, Stack, walk
+from cudakit.report.document import Document, Finding, Note, Stack, site, walk
 from cudakit.report.escape import escape_invisible
-from cudakit.report.values import site
 from cudakit.stacks import Frame
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

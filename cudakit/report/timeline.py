@@ -1,9 +1,8 @@
-"""Timelines for trace viewers: tracks with spans, instants, counters and arrows, as columns of numbers.
+"""What other tools show: timelines (tracks, spans, instants, counters, arrows) and weighted call stacks.
 
-A feature says what happened when; ``chrome`` and ``perfetto`` write it, and ``flame`` writes weighted call
-stacks. Times are nanoseconds, and the spans
-of a track nest or do not overlap: trace viewers drop others. ``flat_lanes`` and ``nested_lanes`` divide spans
-that overlap into tracks.
+A feature says what happened when, as columns of numbers; ``chrome`` and ``perfetto`` write it, and ``flame``
+writes weighted call stacks. Times are nanoseconds, and the spans of a track nest or do not overlap, because
+trace viewers drop others. ``flat_lanes`` and ``nested_lanes`` divide spans that overlap into tracks.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from cudakit.report.picture import (
     polyline,
     shape,
 )
-from cudakit.report.svg.figure import draw_shape
+from cudakit.report.svg import draw_shape
 
 HOSTILE = "<script>alert(1)</script>\x1b\u202e"
 

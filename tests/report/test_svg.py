@@ -6,7 +6,7 @@ import numpy as np
 from markup_tree import Node, read
 
 from cudakit.report.document import Chart, Marker, Series
-from cudakit.report.svg.chart import chart
+from cudakit.report.svg import chart
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

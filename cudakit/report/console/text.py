@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from typing import Final
 
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from cudakit.report import values
-from cudakit.report.console import theme
+from cudakit.report import document
 from cudakit.report.document import Change, Value
 from cudakit.report.escape import escape_invisible, escape_sequence, shorten
 from cudakit.units import Unavailable
@@ -153,7 +153,7 @@ def _break_word(word: str, width: int) -> list[str]:
 
 def format_value(value: Value) -> str:
     """Format a value on one line; a stack is its call site."""
-    return escape(values.format_value(value))
+    return escape(document.format_value(value))
 
 
 def style_value(value: Value) -> Text:
@@ -165,13 +165,13 @@ def style_of(value: Value) -> str:
     """Return the style of a value: changes are colored, unavailable values faint."""
     match value:
         case Unavailable():
-            return theme.FAINT
+            return FAINT
         case Change(size_bytes) if size_bytes > 0:
-            return theme.WARN
+            return WARN
         case Change(size_bytes) if size_bytes < 0:
-            return theme.OK
+            return OK
         case _:
-            return theme.PLAIN
+            return PLAIN
 
 
 def pad(line: Text, width: int, *, is_right_aligned: bool = False) -> Text:
@@ -221,3 +221,22 @@ def _three_dots(match: re.Match[str]) -> str:
     if arrow:
         return f"<...{rest}{spaces}"
     return f"...{rest}{spaces[2:]}"
+
+
+# --- styles in the sixteen colors of the terminal; color is never the only difference --------------
+
+TITLE: Final = "bold"
+HEADING: Final = "bold cyan"
+HEADER: Final = "bold"
+TOTAL: Final = "bold"
+FAINT: Final = "dim"
+PLAIN: Final = ""
+BAR: Final = "cyan"
+
+OK: Final = "green"
+INFO: Final = "cyan"
+WARN: Final = "yellow"
+ERROR: Final = "bold red"
+
+LEVELS: Final = {"ok": OK, "info": INFO, "warn": WARN, "error": ERROR}
+SERIES: Final = ("cyan", "magenta", "yellow")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.report.document import Array, Explorer
-from cudakit.report.markup import Markup, element
+from cudakit.report.escape import Markup, element
 
 # The default level of zlib: level 9 takes several times as long for 1 % fewer bytes.
 _COMPRESSION_LEVEL = 6

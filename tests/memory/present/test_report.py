@@ -23,7 +23,7 @@ from cudakit.memory.replay.lifetimes import Contradictions
 from cudakit.memory.result import MemoryResult
 from cudakit.memory.snapshot import take
 from cudakit.report import console, html
-from cudakit.report.console.frames import stack_line
+from cudakit.report.console.table import stack_line
 from cudakit.report.document import Chart, Document, Note, Section, Stack, Table, walk
 from cudakit.stacks import Frame
 

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.report.console.chart import chart_lines
-from cudakit.report.console.curves import column_maxima
+from cudakit.report.console.chart import chart_lines, column_maxima
 from cudakit.report.document import Chart, Marker, Series
 
 X = np.arange(1000)

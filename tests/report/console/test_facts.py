@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudakit.report.console.facts import facts_lines
+from cudakit.report.console import facts_lines
 from cudakit.report.document import Bytes, Count, Facts, Rate, Seconds, Stack, Text
 from cudakit.stacks import Frame
 from cudakit.units import Unavailable

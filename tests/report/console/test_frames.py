@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.report.console.frames import stack_line, two_stack_lines
+from cudakit.report.console.table import stack_line, two_stack_lines
 from cudakit.report.document import Stack
 from cudakit.stacks import Frame
 

@@ -1,4 +1,4 @@
-"""Render plots: axes, grid, legend and markers around shapes."""
+"""Draw charts, plots and figures as SVG."""
 
 from __future__ import annotations
 
@@ -6,11 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from cudakit.report.axis import Axis
-from cudakit.report.document import Marker
-from cudakit.report.markup import Markup, element, escape, join
-from cudakit.report.picture import Plot, name_beside, percent, series_class
-from cudakit.report.svg.figure import draw_shape
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.report.axis import Axis, rounded_axis, tight_axis
+from cudakit.report.document import Array, Chart, Marker, Series, format_y
+from cudakit.report.escape import Markup, element, escape, join
+from cudakit.report.picture import (
+    Caption,
+    Drawing,
+    Figure,
+    Key,
+    Legend,
+    Plot,
+    PlotKey,
+    Shape,
+    name_beside,
+    percent,
+    series_class,
+    shape,
+    stretch_shapes,
+)
 
 # Heights in pixels. A plot is as wide as the page.
 _TICKS_HEIGHT = 26
@@ -224,3 +240,136 @@ def _omitted_markers(markers: Sequence[Marker]) -> Markup | None:
     if omitted_count <= 0:
         return None
     return element("p", f"{omitted_count:,} more markers are not drawn.", class_="caption")
+
+
+# --- charts as plots of curves; every point is drawn, at most some thousand ------------------------
+
+# Coordinates are half pixels of a page of 1,200 pixels.
+_COORDINATE_WIDTH = 2400
+_COORDINATE_HEIGHT = 1000
+
+# The difference of two larger values may overflow to infinity. Measured values are much smaller.
+_LARGEST_VALUE = 1e300
+
+
+def chart(node: Chart) -> Markup:
+    """Return the series as curves over a common x axis. NaN interrupts a curve."""
+    heights = [_finite_values(series.y) for series in node.series]
+    x_ends = [] if node.x_end is None else [node.x_end]
+    x_range = _finite_range(_finite_values(np.append(node.x, x_ends)))
+    y_range = _finite_range(np.concatenate(heights) if heights else node.x)
+    if x_range is None or y_range is None:
+        return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
+    x, y = tight_axis(*x_range, node.x_unit), rounded_axis(*y_range, node.y_unit)
+    paths = [
+        shape(
+            "path", class_=f"line {series_class(series_index)}", d=_curve_path(series, node, x, y)
+        )
+        for series_index, series in enumerate(node.series)
+    ]
+    legend_keys = [_legend_key(series, node) for series in node.series]
+    curve_names = ", ".join(
+        f"{legend_key.name} ({legend_key.remark})" for legend_key in legend_keys[:8]
+    )
+    drawing = Plot(
+        "line",
+        node.title,
+        x,
+        y,
+        shapes=(stretch_shapes(paths, width=_COORDINATE_WIDTH, height=_COORDINATE_HEIGHT),),
+        legend=tuple(legend_keys) if len(legend_keys) > 1 else (),
+        description=f"line chart: {curve_names}",
+        x_label=node.x_label,
+    )
+    return plot(drawing, node.markers)
+
+
+def _curve_path(series: Series, node: Chart, x: Axis, y: Axis) -> str:
+    """Return the path of a curve. Values that are not finite interrupt the curve."""
+    x_order = np.argsort(node.x, kind="stable")
+    points_x, points_y = _finite_values(node.x)[x_order], _finite_values(series.y)[x_order]
+    is_finite = np.isfinite(points_x) & np.isfinite(points_y)
+    # A point starts a new line if values before it are missing.
+    gap_counts = np.cumsum(~is_finite)[is_finite]
+    is_line_start = np.diff(gap_counts, prepend=-1) != 0
+    x_positions = _rounded_positions(x.shares(points_x[is_finite]) * _COORDINATE_WIDTH)
+    y_positions = _rounded_positions((1 - y.shares(points_y[is_finite])) * _COORDINATE_HEIGHT)
+    join_format = "H{0}V{1}" if series.step else "L{0} {1}"
+    path = "".join(
+        ("M{0} {1}" if is_start else join_format).format(left, top)
+        for left, top, is_start in zip(x_positions, y_positions, is_line_start, strict=True)
+    )
+    has_last_step = series.step and node.x_end is not None and is_finite.any() and is_finite[-1]
+    return f"{path}H{_COORDINATE_WIDTH}" if has_last_step else path
+
+
+def _finite_values(values: Array) -> npt.NDArray[np.float64]:
+    """Return values as floats; those that cannot be drawn become NaN."""
+    floats = np.asarray(values, dtype=np.float64)
+    is_drawable = np.abs(floats) <= _LARGEST_VALUE
+    return floats if is_drawable.all() else np.where(is_drawable, floats, np.nan)
+
+
+def _rounded_positions(positions: Array) -> list[int]:
+    rounded_positions: list[int] = np.rint(positions).astype(np.int64).tolist()
+    return rounded_positions
+
+
+def _finite_range(values: Array) -> tuple[float, float] | None:
+    finite_values = values[np.isfinite(values)]
+    return (float(finite_values.min()), float(finite_values.max())) if finite_values.size else None
+
+
+def _legend_key(series: Series, node: Chart) -> PlotKey:
+    y_range = _finite_range(_finite_values(series.y))
+    return PlotKey(series.name, f"max {format_y(node, y_range[1])}" if y_range else "no data")
+
+
+# --- shapes and figures ----------------------------------------------------------------------------
+
+
+def draw_shape(shape: Shape) -> Markup:
+    """Return a shape with its children; labels and tooltips are escaped."""
+    title = None if shape.title is None else element("title", shape.title)
+    children = (
+        escape(child, limit=shape.max_length) if isinstance(child, str) else draw_shape(child)
+        for child in shape.children
+    )
+    return element(shape.kind, title, *children, **shape.attributes)
+
+
+def figure(node: Figure) -> Markup:
+    """Return the parts of a figure, from top to bottom."""
+    title = element("figcaption", node.title) if node.title else None
+    return element("figure", title, *map(_draw_part, node.parts), class_=node.kind)
+
+
+def _draw_part(part: Legend | Drawing | Caption) -> Markup:
+    match part:
+        case Legend(keys, width):
+            return element("ul", *(_legend_item(key, width) for key in keys), class_="legend")
+        case Drawing():
+            return _drawing(part)
+        case Caption(text):
+            return element("p", text, class_="caption")
+
+
+def _legend_item(key: Key, width: int) -> Markup:
+    sample_element = element(
+        "svg", draw_shape(key.sample), class_="key", width=width, height=12, aria_hidden="true"
+    )
+    remark = join((" ", element("span", key.remark, class_="muted"))) if key.remark else None
+    return element("li", sample_element, key.name, remark)
+
+
+def _drawing(drawing: Drawing) -> Markup:
+    return element(
+        "svg",
+        element("title", drawing.title),
+        element("desc", drawing.description) if drawing.description else None,
+        *map(draw_shape, drawing.shapes),
+        class_="chart",
+        role="img",
+        width="100%",
+        height=drawing.height,
+    )
