@@ -99,7 +99,6 @@ _RESULT_OPTIONS = option_group(
         metavar="warning",
         help="Exit with 1 also if there are only warnings.",
     ),
-    option("--strict", is_flag=True, hidden=True),
 )
 
 
@@ -119,7 +118,6 @@ def doctor(
     show_all: bool,
     for_issue: bool,
     fail_on: str | None,
-    strict: bool,
     gpu: str,
     output: OutputOptions,
 ) -> int:
@@ -138,7 +136,7 @@ def doctor(
     cudakit doctor --report -o report.txt
     """
     if explained_id is not None:
-        if only or skip or deep or show_all or for_issue or fail_on or strict:
+        if only or skip or deep or show_all or for_issue or fail_on:
             raise click.UsageError("--explain performs no check; remove the other options")
         return explain_terms((explained_id,), output, for_doctor=True)
     from cudakit.devices.doctor.checks import diagnose, selected_ids
@@ -164,7 +162,7 @@ def doctor(
         document = partial(report, show_all=show_all, has_selection=bool(only))
         render = paste_report if for_issue else document
         outputs.write(Report(result=result, document=lambda: render(result)))
-    if result.failures or ((strict or fail_on) and result.warnings):
+    if result.failures or (fail_on and result.warnings):
         return ExitCode.FINDINGS
     return ExitCode.ENVIRONMENT if result.is_unknown else ExitCode.OK
 

@@ -31,11 +31,10 @@ OUTPUT = "Output"
 
 
 class Option(click.Option):
-    """An option with a group in the help, and old spellings that the help does not show."""
+    """An option with a group in the help."""
 
-    def __init__(self, *args: Any, old: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.old_names = tuple(old)
         self.group = ""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
@@ -43,13 +42,6 @@ class Option(click.Option):
         help_extra = super().get_help_extra(ctx)
         help_extra.pop("range", None)
         return help_extra
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Add the option under all of its spellings."""
-        visible_opts = self.opts
-        self.opts = [*visible_opts, *self.old_names]
-        super().add_to_parser(parser, ctx)
-        self.opts = visible_opts
 
 
 def option(*names: str, **attributes: Any) -> Decorator:

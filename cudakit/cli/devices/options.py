@@ -137,7 +137,6 @@ _VIEW_OPTIONS = option_group(
     option(
         "--device",
         "ids",
-        old=("--id",),
         type=Value(("cuda:0", "nvml:0")),
         multiple=True,
         metavar="DEVICE",

@@ -104,7 +104,7 @@ def test_json_has_a_reason_for_every_null(cli: Cli) -> None:
 
 
 def test_device_option_selects_devices(cli: Cli) -> None:
-    for option in (("--device", "1"), ("--device", "cuda:1"), ("--id", "nvml:1")):
+    for option in (("--device", "1"), ("--device", "cuda:1"), ("--device", "nvml:1")):
         result = json.loads(cli(*TWO, *option, "--json").stdout)
 
         assert [device["nvml_index"] for device in result["devices"]] == [1]
@@ -199,7 +199,7 @@ def test_variable_of_this_machine_has_no_effect_on_simulated_devices(
 
 
 def test_select_as_json_has_selected_devices(cli: Cli) -> None:
-    result = json.loads(cli(*TWO, "--select", "--id", "cuda:1", "--json").stdout)
+    result = json.loads(cli(*TWO, "--select", "--device", "cuda:1", "--json").stdout)
 
     assert result["schema"] == "cudakit.devices.select/1"
     assert result["visible_devices"] == result["devices"][0]["uuid"]
@@ -220,8 +220,8 @@ def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> Non
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--id", "cuda:7"), "no device matches 'cuda:7'"),
-        (("--id", "GPU-0000"), "2 devices match 'GPU-0000'"),
+        (("--device", "cuda:7"), "no device matches 'cuda:7'"),
+        (("--device", "GPU-0000"), "2 devices match 'GPU-0000'"),
         (("--fields", "nmae"), "no field 'nmae'"),
         (("--list-fields", "--long"), "--list-fields lists all fields; remove the other options"),
         (("--device", "GPU-"), "2 devices match 'GPU-'"),
