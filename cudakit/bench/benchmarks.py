@@ -27,12 +27,12 @@ from cudakit.bench.spec import Spec
 # when it is used. copy-overlap is ``bench copy --overlap``, which has no command of its own.
 BENCHMARKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "alloc": ("cudakit.bench.spec:AllocSpec", "Latency of memory allocation and free."),
+        "alloc": ("cudakit.bench.alloc:AllocSpec", "Latency of memory allocation and free."),
         "copy": (
-            "cudakit.bench.spec:CopySpec",
+            "cudakit.bench.copy:CopySpec",
             "Bandwidth of copies between host and device, and between GPUs.",
         ),
-        "copy-overlap": ("cudakit.bench.spec:OverlapSpec", ""),
+        "copy-overlap": ("cudakit.bench.overlap:OverlapSpec", ""),
         "gds": (
             "cudakit.bench.spec:GdsSpec",
             "Rate of transfers between files and device memory (GPUDirect Storage).",
@@ -41,18 +41,18 @@ BENCHMARKS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "cudakit.bench.gemm:GemmSpec",
             "GEMMs of cuBLAS and other libraries against the theoretical peak.",
         ),
-        "graph": ("cudakit.bench.spec:GraphSpec", "Cost of CUDA graphs, and the time they save."),
+        "graph": ("cudakit.bench.graph:GraphSpec", "Cost of CUDA graphs, and the time they save."),
         "launch": (
             "cudakit.bench.launch:LaunchSpec",
             "Latency of launches, events, waits and streams.",
         ),
-        "memory": ("cudakit.bench.spec:MemorySpec", "Bandwidth of device memory and L2 cache."),
+        "memory": ("cudakit.bench.memory:MemorySpec", "Bandwidth of device memory and L2 cache."),
         "nccl": (
             "cudakit.bench.spec:NcclSpec",
             "Bandwidth and latency of NCCL's collective operations.",
         ),
         "ops": (
-            "cudakit.bench.spec:OpsSpec",
+            "cudakit.bench.ops:OpsSpec",
             "Add, matmul, softmax and sum of arrays, compared with torch and CuPy.",
         ),
     }

@@ -34,8 +34,6 @@ from cudakit.bench.timer import SampleTimer, Timer
 from cudakit.bench.verify import verify
 from cudakit.bench.warm_up import warm_up
 from cudakit.bench.warnings import result_warnings
-from cudakit.bench.workloads.graph_costs import graph_costs
-from cudakit.bench.workloads.overlap import copy_overlaps
 from cudakit.errors import CollectiveError, StorageError, Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
@@ -119,18 +117,10 @@ def run(
         failure = "" if isinstance(error, KeyboardInterrupt) else error.message
     results = _summarize(machine, measured_cases, is_complete=is_complete)
     warnings = tuple(result_warnings(results, _titles_by_warning(measured_cases)))
-    costs_of_graphs = graph_costs(results)
-    return BenchResult(
-        gpu.simulated,
-        spec.bench,
-        begin_ns,
-        is_complete,
-        warnings,
-        results,
-        costs_of_graphs,
-        overlaps=copy_overlaps(results, cases),
-        failure=failure,
+    result = BenchResult(
+        gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, failure=failure
     )
+    return spec.conclude(result, cases)
 
 
 def _budget_clock(timer: SampleTimer) -> Callable[[], float]:

@@ -5,36 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, TypeAlias
 
 from cudakit.bench.case import Case
 from cudakit.bench.method import Method, max_warmup_s
-from cudakit.bench.spec import Spec
+from cudakit.bench.spec import GdsSpec, Spec
 from cudakit.bench.timer import disabling_variable
-from cudakit.bench.workloads.alloc import alloc_cases
-from cudakit.bench.workloads.copy import copy_cases
 from cudakit.bench.workloads.gds import gds_cases
-from cudakit.bench.workloads.graph import graph_cases
-from cudakit.bench.workloads.memory import memory_cases
-from cudakit.bench.workloads.ops import ops_cases
-from cudakit.bench.workloads.overlap import overlap_cases
 from cudakit.gpu.api import Gpu
-
-# A function that returns the cases of a Spec. Memory is allocated later, when a case is prepared.
-Planner: TypeAlias = Callable[[Any, Gpu], tuple[Case, ...]]
-
-WORKLOADS: Mapping[str, Planner] = MappingProxyType(
-    {
-        "memory": memory_cases,
-        "copy": copy_cases,
-        "copy-overlap": overlap_cases,
-        "alloc": alloc_cases,
-        "graph": graph_cases,
-        "gds": gds_cases,
-        "ops": ops_cases,
-    }
-)
 
 # Maximum share of the time of a case for the warm-up of all implementations.
 _WARMUP_SHARE = 0.25
@@ -54,7 +31,7 @@ _SIMULATED_SAMPLE_S = 10e-6
 
 def plan_cases(spec: Spec, gpu: Gpu) -> tuple[Case, ...]:
     """Return the cases of a Spec. Raises Unsupported if the device does not support any."""
-    return WORKLOADS[spec.bench](spec, gpu) if spec.bench in WORKLOADS else spec.cases(gpu)
+    return gds_cases(spec, gpu) if isinstance(spec, GdsSpec) else spec.cases(gpu)
 
 
 def share_budget(

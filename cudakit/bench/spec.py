@@ -7,53 +7,19 @@ A benchmark is a subclass of Spec. Its fields made by ``option`` are the options
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, cast
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
-from cudakit.arrays.bandwidth import WIDTH_BYTES
 from cudakit.bench.case import Case
 from cudakit.bench.data_file import BLOCK_BYTES, DataFile
 from cudakit.bench.method import Cache, Method, Mode, Rule
 from cudakit.bench.result import BenchResult
 from cudakit.errors import InputError
-from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
 from cudakit.gpu.api.elements import ELEMENTS
-from cudakit.gpu.api.operations import (
-    ARRAY_LIBRARIES,
-    ArrayLibraryName,
-    Operation,
-    OperationLibrary,
-)
-from cudakit.gpu.api.operations import OPERATIONS as ARRAY_OPERATIONS
 
-# The ways to allocate memory with the driver API.
-DRIVER_ALLOCATORS = ("driver", "stream-ordered", "pinned", "virtual")
-OPERATIONS = ("read", "write", "copy", "scale", "triad")
-# Directions of copies: h2d and d2h copy between pinned host memory and the device, "both" runs h2d and d2h at
-# the same time, d2d copies within the device, "peer" copies to each other device.
-DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
-# Directions whose overlap with GEMMs bench copy measures.
-OVERLAP_DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
-# Work that copies can overlap with.
-OVERLAP_WORK = ("gemm",)
-TOPOLOGIES = ("chain", "fork-join")
-NODE_KINDS = ("kernel", "fill", "copy")
-# Steps of a graph's life. The time of a step ends when its call returns, except for run (device time), and
-# for replay and eager (host time until the device has finished). first-launch launches a graph without an
-# upload.
-STEPS = (
-    "capture",
-    "instantiate",
-    "update",
-    "upload",
-    "first-launch",
-    "launch",
-    "run",
-    "replay",
-    "eager",
-)
 # Places of the buffers of a collective: in place, the send and receive buffers share memory.
 PLACES = ("out-of-place", "in-place")
 # Libraries that bench nccl measures beside NCCL.
@@ -61,38 +27,16 @@ COLLECTIVE_BASELINES = ("torch",)
 # Directions and orders of transfers between files and device memory.
 STORAGE_DIRECTIONS = ("read", "write")
 PATTERNS = ("sequential", "random")
-# Timings of bench ops: the host time of a call, the GPU time of one execution, and the GPU time of one
-# execution within a CUDA graph.
-TIMINGS = ("host-call", "eager", "graph")
 # Measurement modes that a user can choose. Mode "call" is missing, because it only suits latencies.
 MODES = ("isolated", "batch", "graph", "host")
 CACHES = ("rotate", "flush", "hot")
 
-# Sizes of copies are multiples of this size, because the kernels that verify copies compare words.
-_WORD_BYTES = 4
 # GPUs settle sooner under collectives than under GEMMs, which draw more power.
 _NCCL_WARMUP_S = 0.1
 _MAX_THREADS = 1024
-_MAX_NODES = 100_000
-_MAX_ELEMENTS = 1 << 31
 _MAX_ROUNDS = 1000
 _MAX_SAMPLES = 1_000_000
 _MAX_WARMUP_S = 3600
-
-
-class Allocator(Protocol):
-    """Allocates and frees memory in stream order."""
-
-    def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
-    def free(self, ptr: Ptr, stream: Stream) -> None: ...
-    def close(self) -> None:
-        """Free the memory that the allocator caches."""
-        ...
-
-
-AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
-# A function that opens a library on a device.
-OpenLibrary: TypeAlias = Callable[[Gpu], OperationLibrary]
 
 
 # --- the options of a command -----------------------------------------------------------------------
@@ -257,123 +201,6 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySpec(Spec):
-    """Options of ``cudakit bench memory``."""
-
-    bench: ClassVar[str] = "memory"
-
-    operations: tuple[str, ...] = OPERATIONS
-    # Sizes of each buffer. None: sizes around that of the L2 cache.
-    sizes_bytes: tuple[int, ...] | None = None
-    mode: Mode = "batch"
-    # With hot data, the size from which the rate drops shows the capacity of the L2 cache.
-    cache: Cache = "hot"
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        check_names("operation", self.operations, OPERATIONS)
-        check_sizes(self.sizes_bytes, WIDTH_BYTES)
-        check_method(self.mode, self.cache)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopySpec(Spec):
-    """Options of ``cudakit bench copy``."""
-
-    bench: ClassVar[str] = "copy"
-
-    directions: tuple[str, ...] | None = None  # Directions; None: all that the machine supports.
-    sizes_bytes: tuple[int, ...] | None = (
-        None  # Sizes of each copy; None: several sizes from 4 KiB on.
-    )
-    mode: Mode | None = None  # Mode; None: host for pageable memory, else isolated.
-    cache: Cache | None = None  # L2 state; None: rotate for copies within the device, else hot.
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        if self.directions is not None:
-            check_names("direction", self.directions, DIRECTIONS)
-        check_sizes(self.sizes_bytes, _WORD_BYTES)
-        check_method(self.mode or "isolated", self.cache)
-        if self.mode == "graph" and any(map(is_pageable, self.directions or ())):
-            raise InputError(
-                "copies of pageable memory block the host, so a graph cannot contain them",
-                hint="choose another --mode, or other --directions",
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSpec(Spec):
-    """Options of ``cudakit bench copy --overlap gemm``."""
-
-    bench: ClassVar[str] = "copy-overlap"
-
-    # Each of the five measurements of a case has a warm-up, so each of them can be short.
-    warmup_s: float = 0.1
-    rounds: int = 2
-    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
-    rule: Rule = Rule(precision=0.02, timeout_s=3.0)
-    work: str = "gemm"  # Work that runs beside the copies.
-    directions: tuple[str, ...] = OVERLAP_DIRECTIONS
-    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        check_names("work", (self.work,), OVERLAP_WORK)
-        check_names("direction", self.directions, DIRECTIONS)
-        for direction in self.directions:
-            if direction not in OVERLAP_DIRECTIONS:
-                raise InputError(
-                    f"--overlap cannot be measured for --directions {direction}",
-                    hint=f"choose from {', '.join(OVERLAP_DIRECTIONS)}",
-                )
-        check_sizes(self.sizes_bytes, _WORD_BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocSpec(Spec):
-    """Options of ``cudakit bench alloc``.
-
-    ``other_allocators`` are the factories of allocators that are not the driver's, by name.
-    """
-
-    bench: ClassVar[str] = "alloc"
-
-    allocators: tuple[str, ...] | None = None  # Names of allocators; None: all allocators.
-    other_allocators: Mapping[str, AllocatorFactory] = field(default_factory=dict)
-    sizes_bytes: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        if self.allocators is not None:
-            check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
-        if duplicate_names := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
-            raise InputError(f"{duplicate_names[0]!r} is already the name of a driver allocator")
-        check_sizes(self.sizes_bytes, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSpec(Spec):
-    """Options of ``cudakit bench graph``."""
-
-    bench: ClassVar[str] = "graph"
-
-    topologies: tuple[str, ...] = TOPOLOGIES
-    kinds: tuple[str, ...] = ("kernel",)  # Kinds of nodes.
-    nodes: tuple[int, ...] | None = None  # Numbers of nodes of the graphs; None: several sizes.
-    steps: tuple[str, ...] = STEPS
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        check_names("topology", self.topologies, TOPOLOGIES)
-        check_names("node type", self.kinds, NODE_KINDS)
-        check_names("step", self.steps, STEPS)
-        check_not_empty("nodes", self.nodes)
-        for node_count in self.nodes or ():
-            check_range("--nodes", node_count, 1, _MAX_NODES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NcclSpec(Spec):
     """Options of ``cudakit bench nccl``."""
 
@@ -429,45 +256,6 @@ class GdsSpec(Spec):
         check_not_empty("threads", self.threads)
         for thread_count in self.threads or ():
             check_range("--threads", thread_count, 1, _MAX_THREADS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpsSpec(Spec):
-    """Options of ``cudakit bench ops``.
-
-    ``public_libraries`` maps operations to functions that open cudakit's public function as a library; the
-    host time of the function is measured. For other operations, the host time is that of the launch of the
-    kernel.
-    """
-
-    bench: ClassVar[str] = "ops"
-
-    rounds: int = 2
-    operations: tuple[Operation, ...] = ARRAY_OPERATIONS
-    # Numbers of elements of an input. None: the sizes that the performance targets name.
-    sizes: tuple[int, ...] | None = None
-    timings: tuple[str, ...] = TIMINGS
-    cache: Cache = "rotate"
-    baselines: tuple[ArrayLibraryName, ...] = ()
-    public_libraries: Mapping[Operation, OpenLibrary] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        check_names("operation", self.operations, ARRAY_OPERATIONS)
-        check_names("timing", self.timings, TIMINGS)
-        check_method(None, self.cache)
-        if self.cache == "flush":
-            raise InputError("bench ops has no --cache flush", hint="use --cache rotate")
-        for baseline in self.baselines:
-            check_names("library", (baseline,), ARRAY_LIBRARIES)
-        check_not_empty("sizes", self.sizes)
-        for element_count in self.sizes or ():
-            check_range("--sizes", element_count, 1, _MAX_ELEMENTS)
-
-
-def is_pageable(direction: str) -> bool:
-    """Return whether a direction copies pageable host memory."""
-    return direction.startswith("pageable")
 
 
 def check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:

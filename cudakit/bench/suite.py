@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from cudakit.bench.alloc import AllocSpec
 from cudakit.bench.case import Case
+from cudakit.bench.copy import CopySpec
 from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.health import SkippedBench, SuiteResult, assess_health
 from cudakit.bench.launch import CALLS, LaunchSpec
+from cudakit.bench.memory import OPERATIONS, MemorySpec
 from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import no_progress, run
 from cudakit.bench.plan import plan_cases
 from cudakit.bench.prepare import Progress
 from cudakit.bench.roofline import Fields
-from cudakit.bench.spec import OPERATIONS, AllocSpec, CopySpec, MemorySpec, Spec
+from cudakit.bench.spec import Spec
 from cudakit.errors import MissingDependency
 from cudakit.gpu.api import Gpu, Memory
 from cudakit.gpu.api.elements import FP64

@@ -10,10 +10,10 @@ from bench.workloads import Busy, Copy, PreparedCopy, busy_device
 
 from cudakit.bench.case import Case
 from cudakit.bench.launch import LaunchSpec
+from cudakit.bench.memory import MemorySpec
 from cudakit.bench.method import Method, Rule
 from cudakit.bench.pipeline import run
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import MemorySpec
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 from invocation import Cli
 
-from cudakit.bench.spec import DIRECTIONS
+from cudakit.bench.copy import DIRECTIONS
 from cudakit.cli import COMMANDS
 
 BASH_BREAKS = " \t\n\"'><=;|&(:"

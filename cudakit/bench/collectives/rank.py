@@ -17,6 +17,7 @@ import numpy as np
 
 from cudakit.arrays.compare import Compare
 from cudakit.bench.case import allocate
+from cudakit.bench.checks import POISON
 from cudakit.bench.collectives.patterns import (
     PERIOD,
     Pattern,
@@ -25,7 +26,6 @@ from cudakit.bench.collectives.patterns import (
     input_chunks,
 )
 from cudakit.bench.timer import CapturedWork, SampleWork, Timer
-from cudakit.bench.workloads.checks import POISON
 from cudakit.errors import CollectiveError, CudakitError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.collectives import (

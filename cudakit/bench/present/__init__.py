@@ -12,7 +12,6 @@ from cudakit.bench.present.notes import notes
 from cudakit.bench.present.overlap import overlap_answers
 from cudakit.bench.present.roofline import roofline_section
 from cudakit.bench.present.spread import sample_section
-from cudakit.bench.present.targets import target_section
 from cudakit.bench.result import BenchResult
 from cudakit.report.document import Document, Node
 
@@ -29,7 +28,6 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
         nodes.append(cases_table(cases))
     nodes += [
         *graph_section(result.graphs),
-        *target_section(cases),
         *notes(result),
         sample_columns(cases),
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from cudakit.bench.copy import is_pageable
 from cudakit.bench.present.cases import cell
 from cudakit.bench.result import CopyOverlap
-from cudakit.bench.spec import is_pageable
 from cudakit.report.document import (
     Bytes,
     Column,

@@ -12,10 +12,10 @@ import numpy as np
 
 from cudakit.arrays.fill import Fill
 from cudakit.bench.case import Case, Verification, allocate, verification
+from cudakit.bench.checks import POISON
 from cudakit.bench.method import Axis
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import GdsSpec
-from cudakit.bench.workloads.checks import POISON
 from cudakit.bench.workloads.storage_routes import (
     POSIX,
     CuFileRoute,

@@ -10,6 +10,7 @@ import click
 
 from cudakit.bench.benchmarks import BENCHMARKS, spec_class
 from cudakit.cli.bench.measure import FORMATS, measure_spec
+from cudakit.cli.bench.ops import ops_libraries
 from cudakit.cli.bench.options import (
     EFFORT_OPTIONS,
     HELP_BY_TITLE,
@@ -28,22 +29,17 @@ from cudakit.cli.options import (
 from cudakit.cli.output import OutputOptions
 
 if TYPE_CHECKING:
-    from cudakit.bench.spec import Allocator
+    from cudakit.bench.alloc import Allocator
     from cudakit.gpu.api import Gpu
 
 SHARED_TITLE = f"{MEASUREMENT} options of every benchmark except suite"
 
 # Commands with more than a Spec, by name: where the command is.
 _COMMANDS = {
-    "alloc": "cudakit.cli.bench.workloads:alloc",
     "compare": "cudakit.cli.bench.compare:compare",
-    "copy": "cudakit.cli.bench.workloads:copy",
     "gds": "cudakit.cli.bench.gds:gds",
     "gemm": "cudakit.cli.bench.gemm:gemm",
-    "graph": "cudakit.cli.bench.workloads:graph",
-    "memory": "cudakit.cli.bench.workloads:memory",
     "nccl": "cudakit.cli.bench.nccl:nccl",
-    "ops": "cudakit.cli.bench.ops:ops",
     "suite": "cudakit.cli.bench.suite:suite",
 }
 _SUMMARIES = {
@@ -77,7 +73,12 @@ def load_command(name: str) -> click.Command:
 
 def _given(name: str) -> dict[str, Any]:
     """Return what the Spec of a benchmark needs from other packages."""
-    return {"other_allocators": {"caching": _caching_allocator}} if name == "alloc" else {}
+    match name:
+        case "alloc":
+            return {"other_allocators": {"caching": _caching_allocator}}
+        case "ops":
+            return ops_libraries()
+    return {}
 
 
 def _caching_allocator(gpu: Gpu) -> Allocator:

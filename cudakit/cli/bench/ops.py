@@ -1,30 +1,13 @@
-"""``cudakit bench ops``: benchmark operations on arrays by cudakit, torch and CuPy."""
+"""The libraries of ``cudakit bench ops``: cudakit's public functions, and those that are installed."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from cudakit.cli.bench.measure import FORMATS, measure_spec
-from cudakit.cli.bench.options import (
-    HELP_BY_TITLE,
-    Effort,
-    effort_options,
-    name_list,
-    parse_elements,
-    passed_options,
-)
-from cudakit.cli.options import Command, Value, gpu_option, option, output_options
-from cudakit.cli.output import OutputOptions
-from cudakit.errors import UsageError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cudakit.bench.spec import OpenLibrary
-    from cudakit.cli.failure import ExitCode
     from cudakit.gpu.api import Gpu, Stream
     from cudakit.gpu.api.arrays import ArrayView
     from cudakit.gpu.api.operations import Operation
@@ -38,98 +21,17 @@ _PUBLIC_CALLS: dict[Operation, str] = {
 }
 
 
-@click.command(
-    cls=Command,
-    help_by_title=HELP_BY_TITLE,
-    short_help="Add, matmul, softmax and sum of arrays, compared with torch and CuPy.",
-)
-@option(
-    "--operations",
-    type=name_list("cudakit.gpu.api.operations:OPERATIONS"),
-    metavar="NAME,...",
-    help="Operations: add, matmul, softmax, sum.  [default: all]",
-)
-@option(
-    "--sizes",
-    type=Value((), parse_elements),
-    metavar="N,...",
-    help="Elements of each input: a list (10K,1M) or a range that grows by a factor (10K..10M:10); K and M "
-    "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M; with --gpu sim 100K, "
-    "and matmul 256x256]",
-)
-@option(
-    "--timings",
-    type=name_list("cudakit.bench.spec:TIMINGS"),
-    metavar="NAME,...",
-    help="Timings: host-call, eager, graph.  [default: all]",
-)
-@option(
-    "--vs",
-    "baselines",
-    type=name_list("cudakit.gpu.api.operations:ARRAY_LIBRARIES"),
-    metavar="NAME,...",
-    help="Libraries to compare with: torch, cupy; none for no comparison.  [default: those installed]",
-)
-@option(
-    "--cache",
-    type=click.Choice(["rotate", "hot"]),
-    metavar="STATE",
-    help="L2 state of eager and graph: rotate (cycle through buffers) or hot.  [default: rotate]",
-)
-@gpu_option
-@effort_options
-@output_options(FORMATS)
-def ops(
-    *,
-    baselines: tuple[Any, ...] | None,
-    effort: Effort,
-    gpu: str,
-    output: OutputOptions,
-    **options: Any,
-) -> ExitCode:
-    """Measure add, matmul, softmax and sum of float32 arrays by cudakit, torch and CuPy.
-
-    Samples of the libraries alternate, on equal data. All results are verified in float64. The timings:
-
-    \b
-    host-call  the host time of a call, on tensors if torch is installed:
-               cudakit.elementwise for add, cudakit.reduction for sum,
-               cudakit.softmax for softmax; the call of cuBLASLt for
-               matmul, for which cudakit has no public function
-    eager      the GPU time of one execution
-    graph      the GPU time of one execution in a CUDA graph of many
-
-    matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of about N elements.
-    softmax has rows of about 10,000 elements, or one row if there are fewer. If torch is measured too, on
-    a real GPU at the default sizes, the report shows how many
-    times as fast as torch cudakit is, and the target for each operation.
-
-    \b
-    cudakit bench ops
-    cudakit bench ops --sizes 10K..10M:10 -o ops.html
-    cudakit bench ops --operations add,sum --timings host-call --vs torch
-    """
-    from cudakit.bench.spec import OpsSpec
+def ops_libraries() -> dict[str, Any]:
+    """Return the libraries that ``bench ops`` measures besides its own, as arguments of its Spec."""
     from cudakit.gpu.api.operations import ARRAY_LIBRARIES
     from cudakit.gpu.array_libraries import has_array_library
 
-    is_simulated = gpu.startswith("sim")
-    if baselines is None:
-        baselines = () if is_simulated else tuple(filter(has_array_library, ARRAY_LIBRARIES))
-    elif "none" in baselines:
-        if len(baselines) > 1:
-            raise UsageError("--vs none excludes other libraries", hint="remove none")
-        baselines = ()
-    public_libraries: dict[Operation, OpenLibrary] = {
-        operation: partial(PublicFunction, operation=operation) for operation in _PUBLIC_CALLS
+    return {
+        "public_libraries": {
+            operation: partial(PublicFunction, operation=operation) for operation in _PUBLIC_CALLS
+        },
+        "installed_libraries": tuple(filter(has_array_library, ARRAY_LIBRARIES)),
     }
-    spec = OpsSpec(
-        baselines=baselines,
-        public_libraries=public_libraries,
-        **passed_options(**options),
-        **effort.arguments(OpsSpec),
-    )
-    return measure_spec(spec, gpu, output)
 
 
 class PublicFunction:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from cudakit.gpu.api.arrays import ArrayView
@@ -12,10 +11,6 @@ from cudakit.gpu.api.values import Stream
 Operation: TypeAlias = Literal["add", "matmul", "softmax", "sum"]
 # add: x + y. matmul: x @ y of two matrices. softmax: over the last axis of x. sum: of all elements of x.
 OPERATIONS: tuple[Operation, ...] = ("add", "matmul", "softmax", "sum")
-# Number of elements of an input for which the requirements of cudakit state a target speed.
-TARGET_ELEMENTS: Mapping[str, int] = MappingProxyType(
-    {"add": 1_000_000, "matmul": 1024 * 1024, "softmax": 10_000, "sum": 1_000_000}
-)
 
 ArrayLibraryName: TypeAlias = Literal["torch", "cupy"]
 ARRAY_LIBRARIES: tuple[ArrayLibraryName, ...] = ("torch", "cupy")

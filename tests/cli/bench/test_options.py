@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from invocation import Cli
 
-from cudakit.bench import spec
+from cudakit.bench.alloc import DRIVER_ALLOCATORS
+from cudakit.bench.copy import DIRECTIONS
+from cudakit.bench.graph import STEPS, TOPOLOGIES
 from cudakit.bench.launch import CALLS
+from cudakit.bench.memory import OPERATIONS
 from cudakit.bench.present.notes import notes
-from cudakit.bench.spec import DRIVER_ALLOCATORS
 from cudakit.cli.bench.options import parse_counts, parse_names, parse_sizes
 
 MIB = 1 << 20
@@ -61,11 +63,11 @@ def test_lists_have_no_duplicates() -> None:
 @pytest.mark.parametrize(
     ("command", "choices"),
     [
-        ("memory", spec.OPERATIONS),
-        ("copy", spec.DIRECTIONS),
+        ("memory", OPERATIONS),
+        ("copy", DIRECTIONS),
         ("launch", CALLS),
         ("alloc", DRIVER_ALLOCATORS),
-        ("graph", (*spec.TOPOLOGIES, *spec.STEPS)),
+        ("graph", (*TOPOLOGIES, *STEPS)),
     ],
 )
 def test_help_names_all_choices_and_fits_80_columns(

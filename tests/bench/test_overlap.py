@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from cudakit.bench.method import Rule
-from cudakit.bench.pipeline import run
-from cudakit.bench.result import BenchResult
-from cudakit.bench.spec import OVERLAP_DIRECTIONS, OverlapSpec
-from cudakit.bench.timer import MAX_QUEUED
-from cudakit.bench.workloads.overlap import (
+from cudakit.bench.overlap import (
+    DIRECTIONS,
     GEMM_DURING_COPY,
     MEASUREMENTS,
+    OverlapSpec,
     OverlapWorkload,
     copy_overlaps,
-    overlap_cases,
     overlap_share,
 )
+from cudakit.bench.pipeline import run
+from cudakit.bench.result import BenchResult
+from cudakit.bench.timer import MAX_QUEUED
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.open import open_gpu
@@ -72,7 +72,7 @@ def test_copies_and_gemms_take_about_the_same_time() -> None:
 
 def test_limited_number_of_short_copies_has_a_shorter_time_of_both() -> None:
     with closing(Sim()) as gpu:
-        (case,) = overlap_cases(OverlapSpec(directions=("h2d",), sizes_bytes=(4 * KIB,)), gpu)
+        (case,) = OverlapSpec(directions=("h2d",), sizes_bytes=(4 * KIB,)).cases(gpu)
         assert isinstance(case.workload, OverlapWorkload)
         repetitions = case.workload.repetitions
         repetitions.max_repetitions = 3
@@ -115,7 +115,7 @@ def test_copy_that_does_nothing_has_no_time() -> None:
 
 def test_measurement_fails_if_concurrent_work_ends_first() -> None:
     with closing(Sim()) as gpu:
-        (case,) = overlap_cases(OverlapSpec(directions=("h2d",), rounds=1), gpu)
+        (case,) = OverlapSpec(directions=("h2d",), rounds=1).cases(gpu)
         assert isinstance(case.workload, OverlapWorkload)
         copies = MAX_QUEUED - 8  # Eight GEMMs are the most that fit in the queue beside them.
         case.workload.repetitions.copies, case.workload.repetitions.gemms = copies, 1
@@ -130,7 +130,7 @@ def test_concurrent_work_that_ends_first_is_made_longer() -> None:
     rule = Rule(min_samples=20, min_time_s=0.0, timeout_s=1.0)
     spec = OverlapSpec(directions=("h2d",), rounds=1, rule=rule)
     with closing(Sim()) as gpu:
-        (case,) = overlap_cases(spec, gpu)
+        (case,) = spec.cases(gpu)
         assert isinstance(case.workload, OverlapWorkload)
         # A copy takes about as long as six GEMMs, and at first three run beside it.
         case.workload.repetitions.copies, case.workload.repetitions.gemms = 1, 1
@@ -186,7 +186,7 @@ def test_interrupted_run_has_every_direction_with_the_reason_of_missing_figures(
 def test_every_direction_has_the_first_size_before_the_second_size() -> None:
     sizes_bytes = (256 * KIB, 512 * KIB)
     with closing(Sim()) as gpu:
-        cases = overlap_cases(OverlapSpec(directions=("h2d", "d2d"), sizes_bytes=sizes_bytes), gpu)
+        cases = OverlapSpec(directions=("h2d", "d2d"), sizes_bytes=sizes_bytes).cases(gpu)
 
     axes_of_cases = [case.workload.axes for case in cases]
     assert [(axes["direction"], axes["size_bytes"]) for axes in axes_of_cases] == [
@@ -224,7 +224,6 @@ def test_overlap_of_missing_time_is_unavailable(missing: int) -> None:
     [
         ({"directions": ("peer",)}, "--overlap cannot be measured for --directions peer"),
         ({"directions": ()}, "no direction was given"),
-        ({"work": "conv"}, "unknown work 'conv'"),
         ({"sizes_bytes": (3,)}, "not a multiple of 4"),
     ],
 )
@@ -235,9 +234,9 @@ def test_invalid_option_is_rejected(options: dict[str, Any], message: str) -> No
 
 def test_case_counts_memory_of_all_measurements() -> None:
     with closing(Sim()) as gpu:
-        (pinned, pageable) = overlap_cases(
-            OverlapSpec(directions=("h2d", "pageable-h2d"), sizes_bytes=(1 << 20,)), gpu
-        )
+        (pinned, pageable) = OverlapSpec(
+            directions=("h2d", "pageable-h2d"), sizes_bytes=(1 << 20,)
+        ).cases(gpu)
 
     assert (pinned.host_bytes, pageable.host_bytes) == (5 << 20, 4 << 20)
     assert pinned.method.blocker
@@ -250,7 +249,7 @@ def test_copies_of_pinned_memory_overlap_on_gpu_and_pageable_ones_do_not() -> No
     with closing(open_gpu("cuda")) as gpu:
         rule = Rule(min_samples=20, min_time_s=0.05, timeout_s=0.5)
         options: dict[str, Any] = {"sizes_bytes": (32 << 20,), "warmup_s": 0.05, "rule": rule}
-        result = measure(gpu, *OVERLAP_DIRECTIONS, **options)
+        result = measure(gpu, *DIRECTIONS, **options)
 
     assert all(case.verified for case in result.results), [
         (case.axes, case.median_s) for case in result.results if not case.verified

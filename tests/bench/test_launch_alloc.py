@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from cudakit.bench.alloc import AllocatorFactory, AllocSpec
 from cudakit.bench.launch import CALLS, LaunchSpec
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult
-from cudakit.bench.spec import AllocatorFactory, AllocSpec
 from cudakit.errors import CudaError, InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from cudakit.bench.case import Verification
+from cudakit.bench.memory import OPERATIONS, MemorySpec
 from cudakit.bench.pipeline import run
-from cudakit.bench.plan import WORKLOADS
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import OPERATIONS, MemorySpec
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.host_kernels import registered_kernels
 from cudakit.gpu.sim import Launch, Sim
@@ -148,7 +147,7 @@ class NotSimulated(Sim):
 def test_default_sizes_span_l2_and_have_peak_beyond_it() -> None:
     with closing(NotSimulated()) as gpu:
         l2_bytes = gpu.facts().fields["l2_cache_size_bytes"]
-        cases = WORKLOADS["memory"](MemorySpec(operations=("copy",)), gpu)
+        cases = MemorySpec(operations=("copy",)).cases(gpu)
 
     assert isinstance(l2_bytes, int)
     footprints = [case.size_bytes * case.buffers for case in cases]

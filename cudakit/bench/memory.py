@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,10 +13,7 @@ from cudakit.arrays.bandwidth import SENTINEL, WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
 from cudakit.bench.case import Case, Verification, allocate, worst_verification
-from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
-from cudakit.bench.roofline import Work
-from cudakit.bench.spec import MemorySpec
-from cudakit.bench.workloads.checks import (
+from cudakit.bench.checks import (
     POISON,
     Buffers,
     Check,
@@ -24,9 +22,23 @@ from cudakit.bench.workloads.checks import (
     check_read,
     check_write,
 )
+from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
+from cudakit.bench.method import Axis, Cache, Mode
+from cudakit.bench.roofline import Work
+from cudakit.bench.spec import (
+    Spec,
+    cache_option,
+    check_method,
+    check_names,
+    check_sizes,
+    mode_option,
+    option,
+    sizes_option,
+)
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import FP32
 
+OPERATIONS = ("read", "write", "copy", "scale", "triad")
 # Arbitrary values for the write and scale kernels. The factor is no power of two, so results are rounded.
 _WRITTEN_WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
@@ -37,6 +49,73 @@ _LARGE_BYTES = 1 << 30
 _ROUND_BYTES = 1 << 16  # Default sizes are multiples of this size.
 # Default sizes of simulated devices are smaller, because their kernels run on the CPU.
 _SIMULATED_SIZES_BYTES = (16 << 10, 128 << 10, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySpec(Spec):
+    """Measure the bandwidth of kernels that read and write device memory.
+
+    The rate counts all bytes read and written. The default sizes range from 1/16 of the L2 cache to 1 GiB,
+    and with --gpu sim from 16 KiB to 1 MiB. With a hot L2 cache (the default), the rate drops where the
+    buffers exceed the cache. With --cache rotate, buffers of all but the smallest sizes leave the cache
+    before they are used again; a warning is printed if some do not.
+
+    \b
+    cudakit bench memory
+    cudakit bench memory --operations copy,triad --sizes 1MiB..1GiB -o memory.html
+    """
+
+    bench: ClassVar[str] = "memory"
+
+    operations: tuple[str, ...] = option(
+        "--operations",
+        "Kernels: read, write, copy, scale, triad.  [default: all]",
+        default=OPERATIONS,
+        choices=OPERATIONS,
+    )
+    # Sizes of each buffer. None: sizes around that of the L2 cache.
+    sizes_bytes: tuple[int, ...] | None = sizes_option("Bytes of each buffer")
+    mode: Mode = mode_option("batch", default="batch")
+    # With hot data, the size from which the rate drops shows the capacity of the L2 cache.
+    cache: Cache = cache_option("hot", default="hot")
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        check_names("operation", self.operations, OPERATIONS)
+        check_sizes(self.sizes_bytes, WIDTH_BYTES)
+        check_method(self.mode, self.cache)
+
+    def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
+        """Return one case per operation and size."""
+        l2_bytes = l2_size_bytes(gpu.facts().fields)
+        sizes_bytes = self.sizes_bytes or _default_sizes(l2_bytes, simulated=gpu.simulated)
+        return tuple(
+            _case(self, operation, size_bytes, l2_bytes)
+            for operation in self.operations
+            for size_bytes in sizes_bytes
+        )
+
+
+def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
+    if simulated:
+        return _SIMULATED_SIZES_BYTES
+    l2_sizes = (
+        max(int(l2_share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for l2_share in _L2_SHARES
+    )
+    return (*dict.fromkeys(l2_sizes), max(_LARGE_BYTES, 16 * l2_bytes))
+
+
+def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
+    operation = _OPERATIONS[name]
+    bytes_moved = operation.buffer_count * size_bytes
+    is_cold_case = can_be_cold(spec.cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
+    return Case(
+        Memory(name, size_bytes),
+        spec.method(spec.mode, spec.cache, fill="uniform"),
+        Work(bytes_moved=bytes_moved) if is_cold_case else IN_CACHE,
+        size_bytes,
+        operation.buffer_count,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +162,6 @@ _OPERATIONS: Mapping[str, _Operation] = {
 }
 
 
-def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return one case per operation and size."""
-    l2_bytes = l2_size_bytes(gpu.facts().fields)
-    sizes_bytes = spec.sizes_bytes or _default_sizes(l2_bytes, simulated=gpu.simulated)
-    return tuple(
-        _case(spec, operation, size_bytes, l2_bytes)
-        for operation in spec.operations
-        for size_bytes in sizes_bytes
-    )
-
-
-def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
-    if simulated:
-        return _SIMULATED_SIZES_BYTES
-    l2_sizes = (
-        max(int(l2_share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for l2_share in _L2_SHARES
-    )
-    return (*dict.fromkeys(l2_sizes), max(_LARGE_BYTES, 16 * l2_bytes))
-
-
-def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
-    operation = _OPERATIONS[name]
-    bytes_moved = operation.buffer_count * size_bytes
-    is_cold_case = can_be_cold(spec.cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
-    return Case(
-        Memory(name, size_bytes),
-        spec.method(spec.mode, spec.cache, fill="uniform"),
-        Work(bytes_moved=bytes_moved) if is_cold_case else IN_CACHE,
-        size_bytes,
-        operation.buffer_count,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A workload that runs a bandwidth kernel on buffers of one size."""
@@ -125,7 +171,7 @@ class Memory:
     name: str = "memory"
 
     @property
-    def axes(self) -> Mapping[str, str | int | float]:
+    def axes(self) -> Mapping[str, Axis]:
         return {"operation": self.operation, "size_bytes": self.size_bytes}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedMemory:

@@ -10,16 +10,14 @@ import pytest
 
 from cudakit.bench.case import Verification
 from cudakit.bench.method import Rule
+from cudakit.bench.ops import TIMINGS, KernelLibrary, OpsSpec
 from cudakit.bench.pipeline import run
-from cudakit.bench.present.targets import target_section
 from cudakit.bench.result import BenchResult
-from cudakit.bench.spec import TIMINGS, OpsSpec
-from cudakit.bench.workloads.ops_kernels import KernelLibrary
 from cudakit.cli.bench.ops import PublicFunction
 from cudakit.errors import EnvironmentUnusable, InputError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.operations import OPERATIONS, TARGET_ELEMENTS, Operation, OperationLibrary
+from cudakit.gpu.api.operations import OPERATIONS, Operation, OperationLibrary
 from cudakit.gpu.array_libraries import open_array_library
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -208,26 +206,6 @@ def test_missing_library_names_the_pip_command() -> None:
 def test_invalid_option_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         OpsSpec(**options)
-
-
-def test_targets_are_shown_beside_the_measured_speed() -> None:
-    with closing(DeviceWithTorch(KernelLibrary)) as gpu:
-        result = measure(
-            gpu, operations=("softmax",), baselines=("torch",), sizes=(TARGET_ELEMENTS["softmax"],)
-        )
-
-    (section,) = target_section(result.results)
-    (table,) = section.nodes  # type: ignore[union-attr]
-    operation, elements, target, eager = (value.value for value in table.rows[0])
-    assert (operation, elements, target) == ("softmax", "10,000", "1.4x")
-    assert eager == "1.00x, missed"
-
-
-def test_targets_are_not_shown_for_other_sizes() -> None:
-    with closing(DeviceWithTorch(KernelLibrary)) as gpu:
-        result = measure(gpu, operations=("softmax",), baselines=("torch",), sizes=(500,))
-
-    assert list(target_section(result.results)) == []
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from cudakit.bench.copy import DIRECTIONS, CopySpec
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import DIRECTIONS, CopySpec
-from cudakit.bench.workloads.copy import copy_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.run_context import RunContext
@@ -132,7 +131,7 @@ def test_pageable_memory_in_graph_is_rejected() -> None:
     with pytest.raises(InputError, match="a graph cannot contain them"):
         CopySpec(directions=("h2d", "pageable-h2d"), mode="graph")
     with closing(Sim()) as gpu:
-        cases = copy_cases(CopySpec(mode="graph", sizes_bytes=(SIZE,)), gpu)
+        cases = CopySpec(mode="graph", sizes_bytes=(SIZE,)).cases(gpu)
 
     assert [case.workload.axes["direction"] for case in cases] == ["h2d", "d2h", "both", "d2d"]
 
@@ -168,7 +167,7 @@ def test_staged_peer_copy_is_recorded_and_bound_by_host_link() -> None:
 def test_default_directions_are_all_that_machine_supports() -> None:
     for model, peer_directions in (("h200", set()), ("h200x2", set(TO_PEERS))):
         with closing(Sim(model)) as gpu:
-            cases = copy_cases(CopySpec(sizes_bytes=(SIZE,)), gpu)
+            cases = CopySpec(sizes_bytes=(SIZE,)).cases(gpu)
 
             assert {case.workload.axes["direction"] for case in cases} == (
                 set(DIRECTIONS) - set(TO_PEERS) | peer_directions

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from cudakit.bench.case import (
     Case,
@@ -18,18 +19,21 @@ from cudakit.bench.case import (
     create_stream,
     worst_verification,
 )
+from cudakit.bench.copy import DIRECTIONS as COPY_DIRECTIONS
+from cudakit.bench.copy import WORD_BYTES, Copy, count_buffers, is_pageable
 from cudakit.bench.gemm import GemmWorkload
 from cudakit.bench.gemm_check import operand_bytes
 from cudakit.bench.labels import MEASUREMENT_AXIS
-from cudakit.bench.method import CUDAKIT, Axis
-from cudakit.bench.result import CaseResult, CopyOverlap
-from cudakit.bench.spec import OverlapSpec, is_pageable
+from cudakit.bench.method import CUDAKIT, Axis, Rule
+from cudakit.bench.result import BenchResult, CaseResult, CopyOverlap
+from cudakit.bench.spec import Spec, check_names, check_sizes
 from cudakit.bench.timer import MAX_QUEUED
-from cudakit.bench.workloads.copy import Copy, count_buffers
+from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 from cudakit.units import Unavailable
 
+DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
 # The measurements of an overlap.
 COPY, GEMM, BOTH = "copy", "gemm", "both"
 COPY_DURING_GEMM, GEMM_DURING_COPY = "copy-during-gemm", "gemm-during-copy"
@@ -70,21 +74,50 @@ _PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then l
 _NOT_REACHED = Unavailable("the run was interrupted before this case")
 
 
-def overlap_cases(spec: OverlapSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case per size and direction, with an implementation per measurement.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSpec(Spec):
+    """Options of ``cudakit bench copy --overlap gemm``."""
 
-    All directions have the first size before the second size follows, so that an interrupted run has figures
-    of most directions.
-    """
-    default_size_bytes = _SIMULATED_SIZE_BYTES if gpu.simulated else _SIZE_BYTES
-    edge = _SIMULATED_EDGE if gpu.simulated else _EDGE
-    shape = Gemm(dtype=_DTYPE, m=edge, n=edge, k=edge)
-    gemm = GemmWorkload(shape, GemmSettings(), "cublaslt", "uniform")
-    return tuple(
-        _case(spec, Copy(direction, size_bytes), gemm)
-        for size_bytes in spec.sizes_bytes or (default_size_bytes,)
-        for direction in spec.directions
-    )
+    bench: ClassVar[str] = "copy-overlap"
+
+    # Each of the five measurements of a case has a warm-up, so each of them can be short.
+    warmup_s: float = 0.1
+    rounds: int = 2
+    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
+    rule: Rule = Rule(precision=0.02, timeout_s=3.0)
+    directions: tuple[str, ...] = DIRECTIONS
+    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        check_names("direction", self.directions, COPY_DIRECTIONS)
+        for direction in self.directions:
+            if direction not in DIRECTIONS:
+                raise InputError(
+                    f"--overlap cannot be measured for --directions {direction}",
+                    hint=f"choose from {', '.join(DIRECTIONS)}",
+                )
+        check_sizes(self.sizes_bytes, WORD_BYTES)
+
+    def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
+        """Return a case per size and direction, with an implementation per measurement.
+
+        All directions have the first size before the second size follows, so that an interrupted run has
+        figures of most directions.
+        """
+        default_size_bytes = _SIMULATED_SIZE_BYTES if gpu.simulated else _SIZE_BYTES
+        edge = _SIMULATED_EDGE if gpu.simulated else _EDGE
+        shape = Gemm(dtype=_DTYPE, m=edge, n=edge, k=edge)
+        gemm = GemmWorkload(shape, GemmSettings(), "cublaslt", "uniform")
+        return tuple(
+            _case(self, Copy(direction, size_bytes), gemm)
+            for size_bytes in self.sizes_bytes or (default_size_bytes,)
+            for direction in self.directions
+        )
+
+    def conclude(self, result: BenchResult, cases: Sequence[Case]) -> BenchResult:
+        """Add the overlap of each planned direction and size."""
+        return replace(result, overlaps=copy_overlaps(result.results, cases))
 
 
 def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:

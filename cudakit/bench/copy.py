@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
+from cudakit.bench.benchmarks import spec_class
 from cudakit.bench.case import (
     Case,
     Verification,
@@ -20,16 +21,31 @@ from cudakit.bench.case import (
     create_stream,
     worst_verification,
 )
+from cudakit.bench.checks import POISON, Buffers, check_copy
 from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
-from cudakit.bench.method import Cache, Method, Mode
+from cudakit.bench.method import Axis, Cache, Method, Mode
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import DIRECTIONS, CopySpec, is_pageable
-from cudakit.bench.workloads.checks import POISON, Buffers, check_copy
-from cudakit.errors import CudaError, Unsupported
+from cudakit.bench.spec import (
+    Spec,
+    cache_option,
+    check_method,
+    check_names,
+    check_sizes,
+    mode_option,
+    option,
+    sizes_option,
+)
+from cudakit.errors import CudaError, InputError, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream
 
 Location: TypeAlias = Literal["device", "host", "pageable", "peer"]
 Access: TypeAlias = Literal["direct", "staged"]
+
+# h2d and d2h copy between pinned host memory and the device, "both" runs h2d and d2h at the same time, d2d
+# copies within the device, "peer" copies to each other device.
+DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
+# Sizes of copies are multiples of this size, because the kernels that verify copies compare words.
+WORD_BYTES = 4
 
 # Memory that kernels may be unable to access. Its content is copied to a staging buffer in device memory.
 _INACCESSIBLE_LOCATIONS = ("pageable", "peer")
@@ -59,39 +75,111 @@ class _LinkedDevice(DeviceInfo, Peers, Protocol):
     """A device that reports whether it can access other devices."""
 
 
-def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
-    """Return a case per direction, size and other device.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySpec(Spec):
+    """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
-    Raises Unsupported if copies to other devices are requested and CUDA has one device only.
+    The theoretical peak is that of PCIe, NVLink or device memory. For --directions both and peer-both, the
+    rate is the sum of the two directions; for d2d, it counts the bytes read and the bytes written. Copies
+    between GPUs without peer access go through host memory; the column "access" shows this. The default sizes
+    are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
+
+    With --overlap gemm, the directions are h2d, d2h, pageable-h2d, pageable-d2h and d2d, and the default size
+    is 64 MiB (with --gpu sim 256 KiB). The GEMM has bf16 matrices of 4096 x 4096 (with --gpu sim 64 x 64).
+
+    \b
+    cudakit bench copy
+    cudakit bench copy --directions h2d,d2h --sizes 4KiB..256MiB
+    cudakit bench copy --directions peer,peer-both --sizes 1GiB
+    cudakit bench copy --overlap gemm
     """
-    default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
-    l2_bytes = l2_size_bytes(gpu.facts().fields)
-    return tuple(
-        _case(spec, replace(copy, size_bytes=size_bytes), l2_bytes)
-        for copy in _copies(spec, gpu)
-        for size_bytes in spec.sizes_bytes or default_sizes
+
+    bench: ClassVar[str] = "copy"
+
+    directions: tuple[str, ...] | None = option(  # None: all that the machine supports.
+        "--directions",
+        "Directions: h2d and d2h (pinned host memory), both (h2d and d2h at the same time), pageable-h2d, "
+        "pageable-d2h, d2d (within the device), peer (from the measured GPU to each other GPU), peer-both.  "
+        "[default: all available]",
+        choices=DIRECTIONS,
+    )
+    # Sizes of each copy; None: several sizes from 4 KiB on.
+    sizes_bytes: tuple[int, ...] | None = sizes_option("Bytes of each copy")
+    mode: Mode | None = mode_option("host for pageable memory, else isolated")
+    # None: rotate for copies within the device, else hot.
+    cache: Cache | None = cache_option(
+        "rotate for d2d of sizes that can overwrite the L2, else hot"
     )
 
+    # Work whose overlap with copies is measured instead, by an OverlapSpec.
+    overlap: str | None = option(
+        "--overlap",
+        "Measure how copies overlap with GEMMs on another stream, and how much each slows the other "
+        "down.",
+        kind="choice",
+        metavar="gemm",
+        choices=("gemm",),
+    )
 
-def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
-    """Yield a Copy of size 0 for each direction and each other device."""
-    access_by_peer = other_devices(gpu)
-    for direction in spec.directions or _default_directions(spec.mode):
-        if "peer" not in _locations(direction):
-            yield Copy(direction, 0)
-        elif spec.directions and not access_by_peer:
-            raise Unsupported(
-                f"--directions {direction} needs two GPUs, but CUDA has only one",
-                hint="--gpu sim:h200x2 simulates two GPUs"
-                if gpu.simulated
-                else "CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if self.directions is not None:
+            check_names("direction", self.directions, DIRECTIONS)
+        check_sizes(self.sizes_bytes, WORD_BYTES)
+        check_method(self.mode or "isolated", self.cache)
+        if self.mode == "graph" and any(map(is_pageable, self.directions or ())):
+            raise InputError(
+                "copies of pageable memory block the host, so a graph cannot contain them",
+                hint="choose another --mode, or other --directions",
             )
-        for peer, access in access_by_peer.items() if "peer" in _locations(direction) else ():
-            yield Copy(direction, 0, peer, access)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], *, simulated: bool) -> Spec:
+        if "overlap" not in options:
+            return cls.with_rule(options)
+        for name in ("mode", "cache"):
+            if name in options:
+                raise UsageError(f"--{name} cannot be used with --overlap", hint=f"remove --{name}")
+        passed = {name: options[name] for name in options if name != "overlap"}
+        return spec_class("copy-overlap").from_options(passed, simulated=simulated)
+
+    def cases(self, gpu: _LinkedDevice) -> tuple[Case, ...]:
+        """Return a case per direction, size and other device.
+
+        Raises Unsupported if copies to other devices are requested and CUDA has one device only.
+        """
+        default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+        l2_bytes = l2_size_bytes(gpu.facts().fields)
+        return tuple(
+            _case(self, replace(copy, size_bytes=size_bytes), l2_bytes)
+            for copy in self._copies(gpu)
+            for size_bytes in self.sizes_bytes or default_sizes
+        )
+
+    def _copies(self, gpu: _LinkedDevice) -> Iterator[Copy]:
+        """Yield a Copy of size 0 for each direction and each other device."""
+        access_by_peer = other_devices(gpu)
+        default_directions = (
+            name for name in DIRECTIONS if self.mode != "graph" or not is_pageable(name)
+        )
+        for direction in self.directions or default_directions:
+            if "peer" not in _locations(direction):
+                yield Copy(direction, 0)
+                continue
+            if self.directions and not access_by_peer:
+                raise Unsupported(
+                    f"--directions {direction} needs two GPUs, but CUDA has only one",
+                    hint="--gpu sim:h200x2 simulates two GPUs"
+                    if gpu.simulated
+                    else "CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
+                )
+            for peer, access in access_by_peer.items():
+                yield Copy(direction, 0, peer, access)
 
 
-def _default_directions(mode: Mode | None) -> Iterator[str]:
-    return (name for name in DIRECTIONS if mode != "graph" or not is_pageable(name))
+def is_pageable(direction: str) -> bool:
+    """Return whether a direction copies pageable host memory."""
+    return direction.startswith("pageable")
 
 
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
@@ -168,7 +256,7 @@ class Copy:
     name: str = "copy"
 
     @property
-    def axes(self) -> Mapping[str, str | int | float]:
+    def axes(self) -> Mapping[str, Axis]:
         peer_axes = (
             {} if self.peer is None else {"peer": self.peer, "access": self.access or "staged"}
         )

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import ClassVar, Protocol, TypeAlias
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.bench.case import Case, PreparedLatency, Verification
-from cudakit.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocatorFactory, AllocSpec
+from cudakit.bench.method import Axis
+from cudakit.bench.spec import Spec, check_names, check_sizes, option, sizes_option
+from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
+
+# The ways to allocate memory with the driver API.
+DRIVER_ALLOCATORS = ("driver", "stream-ordered", "pinned", "virtual")
 
 _SIZES_BYTES = (512, 64 << 10, 1 << 20, 32 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (512, 64 << 10, 1 << 20)
@@ -19,21 +25,66 @@ _WRITTEN_WORD = 0x0DDBA11  # Arbitrary value that is written to allocated memory
 _WORD_BYTES = 4
 
 
-def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case per allocator and size."""
-    default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
-    sizes_bytes = spec.sizes_bytes or default_sizes
-    return tuple(
-        _case(spec, Alloc(name, size_bytes, factory))
-        for name, factory in _factories(spec).items()
-        for size_bytes in sizes_bytes
+class Allocator(Protocol):
+    """Allocates and frees memory in stream order."""
+
+    def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
+    def free(self, ptr: Ptr, stream: Stream) -> None: ...
+    def close(self) -> None:
+        """Free the memory that the allocator caches."""
+        ...
+
+
+AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocSpec(Spec):
+    """Measure the time to allocate and free memory.
+
+    The time of a case is that of one allocation and its free. The default sizes are 512 B to 1 GiB, and with
+    --gpu sim 512 B to 1 MiB. The allocators:
+
+    \b
+    driver          cuMemAlloc
+    stream-ordered  cuMemAllocAsync
+    pinned          cuMemHostAlloc
+    virtual         cuMemCreate and cuMemMap
+    caching         the allocator of cudakit, which reuses freed blocks
+
+    \b
+    cudakit bench alloc
+    cudakit bench alloc --allocators driver,stream-ordered --sizes 4KiB..1GiB
+    """
+
+    bench: ClassVar[str] = "alloc"
+
+    allocators: tuple[str, ...] | None = option(  # None: all allocators.
+        "--allocators",
+        "Allocators: driver, stream-ordered, pinned, virtual, caching.  [default: all]",
+        choices=(*DRIVER_ALLOCATORS, "caching"),
     )
+    # Factories of allocators that are not the driver's, by name.
+    other_allocators: Mapping[str, AllocatorFactory] = field(default_factory=dict)
+    sizes_bytes: tuple[int, ...] | None = sizes_option("Bytes of each allocation")
 
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if self.allocators is not None:
+            check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
+        if duplicate_names := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
+            raise InputError(f"{duplicate_names[0]!r} is already the name of a driver allocator")
+        check_sizes(self.sizes_bytes, 1)
 
-def _factories(spec: AllocSpec) -> dict[str, AllocatorFactory]:
-    """Return the factories of the requested allocators by name."""
-    factories = {**_DRIVER_ALLOCATORS, **spec.other_allocators}
-    return {name: factories[name] for name in spec.allocators or factories}
+    def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
+        """Return a case per allocator and size."""
+        default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+        factories = {**_DRIVER_ALLOCATORS, **self.other_allocators}
+        return tuple(
+            _case(self, Alloc(name, size_bytes, factories[name]))
+            for name in self.allocators or factories
+            for size_bytes in self.sizes_bytes or default_sizes
+        )
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
@@ -60,7 +111,7 @@ class Alloc:
     name: str = "alloc"
 
     @property
-    def axes(self) -> Mapping[str, str | int | float]:
+    def axes(self) -> Mapping[str, Axis]:
         return {"allocator": self.allocator, "size_bytes": self.size_bytes}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedAlloc:  # noqa: ARG002
@@ -109,27 +160,6 @@ class _DriverCalls:
         """Do nothing: no memory is cached."""
 
 
-def _synchronous_allocator(gpu: Gpu) -> Allocator:
-    """Return an allocator of device memory with cuMemAlloc."""
-    return _DriverCalls(lambda size_bytes, _: gpu.malloc(size_bytes), lambda ptr, _: gpu.free(ptr))
-
-
-def _stream_ordered_allocator(gpu: Gpu) -> Allocator:
-    """Return an allocator of device memory from the driver's pool (cuMemAllocAsync).
-
-    By default the pool releases its memory at a synchronization (CUDA Driver API,
-    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
-    """
-    return _DriverCalls(gpu.malloc, gpu.free)
-
-
-def _pinned_allocator(gpu: Gpu) -> Allocator:
-    """Return an allocator of pinned host memory (cuMemHostAlloc)."""
-    return _DriverCalls(
-        lambda size_bytes, _: gpu.host_malloc(size_bytes), lambda ptr, _: gpu.host_free(ptr)
-    )
-
-
 class _VirtualMemory:
     """Device memory that is created and mapped to a reserved address (cuMemCreate, cuMemMap).
 
@@ -163,11 +193,19 @@ class _VirtualMemory:
         """Do nothing: no memory is cached."""
 
 
-_DRIVER_ALLOCATORS: MappingProxyType[str, AllocatorFactory] = MappingProxyType(
+_DRIVER_ALLOCATORS: Mapping[str, AllocatorFactory] = MappingProxyType(
     {
-        "driver": _synchronous_allocator,
-        "stream-ordered": _stream_ordered_allocator,
-        "pinned": _pinned_allocator,
+        # cuMemAlloc
+        "driver": lambda gpu: _DriverCalls(
+            lambda size_bytes, _: gpu.malloc(size_bytes), lambda ptr, _: gpu.free(ptr)
+        ),
+        # cuMemAllocAsync, from the driver's pool, which by default releases its memory at a synchronization
+        # (CUDA Driver API, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
+        "stream-ordered": lambda gpu: _DriverCalls(gpu.malloc, gpu.free),
+        # cuMemHostAlloc
+        "pinned": lambda gpu: _DriverCalls(
+            lambda size_bytes, _: gpu.host_malloc(size_bytes), lambda ptr, _: gpu.host_free(ptr)
+        ),
         "virtual": _VirtualMemory,
     }
 )
