@@ -16,7 +16,7 @@ from cudakit.bench.fleet.result import (
 )
 from cudakit.bench.health import SuiteResult
 from cudakit.bench.labels import join_first_names
-from cudakit.bench.present.health import figure_table
+from cudakit.bench.report.suite import figure_table
 from cudakit.report.document import (
     Column,
     Columns,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from cudakit.bench.gemm import describe_algorithm, gemm_axes
 from cudakit.bench.labels import join_first_names
-from cudakit.bench.present.cases import cell
-from cudakit.bench.present.facts import describe_method
-from cudakit.bench.present.notes import SIMULATED_NOTE
+from cudakit.bench.report.cases import cell
+from cudakit.bench.report.facts import describe_method
+from cudakit.bench.report.notes import SIMULATED_NOTE
 from cudakit.bench.tuning.significance import FALSE_POSITIVE_RATE, MIN_GAIN
 from cudakit.bench.tuning.torch_csv import TorchCsv
 from cudakit.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine

@@ -58,7 +58,7 @@ def compare(
     from cudakit.bench.compare import compare as compare_results
     from cudakit.bench.compare import failing_cases, parse_fail_on
     from cudakit.bench.load import load_result
-    from cudakit.bench.present.comparison import present_comparison
+    from cudakit.bench.report.comparison import present_comparison
 
     fail_conditions = [parse_fail_on(text) for text in fail_on]
     with open_outputs(output) as outputs:

@@ -78,7 +78,7 @@ def report(result: BenchResult | SuiteResult) -> Report:
 
 def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | None:
     """Return a function that returns a table with all axes; None for the main table of the document."""
-    from cudakit.bench.present.cases import cases_table
+    from cudakit.bench.report.cases import cases_table
     from cudakit.bench.result import BenchResult
 
     if not isinstance(result, BenchResult) or not result.results or result.overlaps:
@@ -140,7 +140,7 @@ def _page(result: BenchResult | SuiteResult) -> Text:
 
 
 def _nvbench(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.bench.present.nvbench import nvbench
+    from cudakit.bench.report.nvbench import nvbench
 
     return nvbench(_document(result))
 
@@ -148,8 +148,8 @@ def _nvbench(result: BenchResult | SuiteResult) -> Text:
 def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
     """Return a result as a Document; ``detail`` adds drawings for an HTML page."""
     from cudakit.bench.health import SuiteResult
-    from cudakit.bench.present import present
-    from cudakit.bench.present.health import present_health
+    from cudakit.bench.report import present
+    from cudakit.bench.report.suite import present_health
 
     if isinstance(result, SuiteResult):
         return present_health(result, detail=detail)

@@ -14,7 +14,7 @@ from cudakit.bench.copy import DIRECTIONS
 from cudakit.bench.graph import STEPS, TOPOLOGIES
 from cudakit.bench.launch import CALLS
 from cudakit.bench.memory import OPERATIONS
-from cudakit.bench.present.notes import notes
+from cudakit.bench.report.notes import notes
 from cudakit.cli.bench.options import parse_counts, parse_names, parse_sizes
 
 MIB = 1 << 20

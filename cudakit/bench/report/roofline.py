@@ -10,9 +10,9 @@ import numpy as np
 
 from cudakit.bench.labels import short_labels
 from cudakit.bench.method import CUDAKIT
-from cudakit.bench.present.baselines import baseline_libraries
-from cudakit.bench.present.cases import rate
-from cudakit.bench.present.columns import number
+from cudakit.bench.report.baselines import baseline_libraries
+from cudakit.bench.report.cases import rate
+from cudakit.bench.report.columns import number
 from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Limit
 from cudakit.report.axis import Axis, log_axis

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from cudakit.bench.present.baselines import baseline_sections
-from cudakit.bench.present.cases import cases_table
-from cudakit.bench.present.columns import device_columns, result_columns, sample_columns
-from cudakit.bench.present.curves import sweeps
-from cudakit.bench.present.facts import machine_facts, title
-from cudakit.bench.present.graphs import graph_section
-from cudakit.bench.present.notes import notes
-from cudakit.bench.present.overlap import overlap_answers
-from cudakit.bench.present.roofline import roofline_section
-from cudakit.bench.present.spread import sample_section
+from cudakit.bench.report.baselines import baseline_sections
+from cudakit.bench.report.cases import cases_table
+from cudakit.bench.report.columns import device_columns, result_columns, sample_columns
+from cudakit.bench.report.curves import sweeps
+from cudakit.bench.report.facts import machine_facts, title
+from cudakit.bench.report.graphs import graph_section
+from cudakit.bench.report.notes import notes
+from cudakit.bench.report.overlap import overlap_answers
+from cudakit.bench.report.roofline import roofline_section
+from cudakit.bench.report.spread import sample_section
 from cudakit.bench.result import BenchResult
 from cudakit.report.document import Document, Node
 

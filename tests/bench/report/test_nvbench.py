@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudakit.bench.present.nvbench import nvbench
+from cudakit.bench.report.nvbench import nvbench
 from cudakit.errors import UsageError
 from cudakit.report.document import Columns, Document, Note, Section
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
-from cudakit.bench.present.cases import cell
+from cudakit.bench.report.cases import cell
 from cudakit.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.report.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.bench.compare import CaseComparison, Comparison, Verdict
-from cudakit.bench.labels import (
-    count_cases,
-    describe_common_axes,
-    join_first_names,
-    short_labels,
-)
-from cudakit.bench.present.cases import cell
+from cudakit.bench.labels import count_cases, describe_common_axes, join_first_names, short_labels
+from cudakit.bench.report.cases import cell
 from cudakit.report.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 

@@ -12,9 +12,9 @@ from bench.example_results import gemm, launch, machine, result, samples_near
 from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.measurement import Samples
 from cudakit.bench.pipeline import run
-from cudakit.bench.present import present
-from cudakit.bench.present.baselines import relative_rate
-from cudakit.bench.present.nvbench import nvbench
+from cudakit.bench.report import present
+from cudakit.bench.report.baselines import relative_rate
+from cudakit.bench.report.nvbench import nvbench
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 from cudakit.gpu.api.run_context import RunContext

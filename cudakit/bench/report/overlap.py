@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from cudakit.bench.copy import is_pageable
-from cudakit.bench.present.cases import cell
+from cudakit.bench.report.cases import cell
 from cudakit.bench.result import CopyOverlap
 from cudakit.report.document import (
     Bytes,

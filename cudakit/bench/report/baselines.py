@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.bench.labels import short_labels
 from cudakit.bench.method import CUDAKIT
-from cudakit.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
+from cudakit.bench.report.spread import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.bench.result import CaseResult
 from cudakit.bench.stats import ci_over_rounds
 from cudakit.report.axis import Axis, tight_axis

@@ -17,9 +17,9 @@ from bench.example_results import (
 from cudakit.bench.compare import compare
 from cudakit.bench.measurement import Samples
 from cudakit.bench.method import Method, Rule
-from cudakit.bench.present import present
-from cudakit.bench.present.comparison import present_comparison
-from cudakit.bench.present.nvbench import nvbench
+from cudakit.bench.report import present
+from cudakit.bench.report.comparison import present_comparison
+from cudakit.bench.report.nvbench import nvbench
 from cudakit.bench.result import BenchResult
 from cudakit.bench.roofline import Work, limit
 from cudakit.report import console, csv, html, markdown

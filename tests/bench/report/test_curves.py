@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from bench.example_results import gemm, samples_near
 
-from cudakit.bench.present.curves import sweeps
+from cudakit.bench.report.curves import sweeps
 from cudakit.bench.result import CaseResult, GraphCosts, StepCost
 from cudakit.report.document import Columns, Section
 from cudakit.units import Unavailable

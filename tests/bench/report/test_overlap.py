@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cudakit.bench.present.overlap import overlap_answers
+from cudakit.bench.report.overlap import overlap_answers
 from cudakit.bench.result import CopyOverlap
 from cudakit.report.document import Note, Ratio, Table, Text
 from cudakit.units import Unavailable

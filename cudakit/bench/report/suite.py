@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from cudakit.bench.health import Figure, SuiteResult
 from cudakit.bench.labels import describe_sizes, join_first_names
-from cudakit.bench.present.cases import cell, percent_of_peak
-from cudakit.bench.present.columns import device_columns, result_columns, sample_columns
-from cudakit.bench.present.facts import machine_facts, title
-from cudakit.bench.present.notes import SIMULATED_NOTE, notes
-from cudakit.bench.present.spread import sample_section
+from cudakit.bench.report.cases import cell, percent_of_peak
+from cudakit.bench.report.columns import device_columns, result_columns, sample_columns
+from cudakit.bench.report.facts import machine_facts, title
+from cudakit.bench.report.notes import SIMULATED_NOTE, notes
+from cudakit.bench.report.spread import sample_section
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.warnings import environment_warnings, environments
 from cudakit.report.document import (

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from markup_tree import Node, read
 
-from cudakit.bench.present.baselines import draw_relative_rates
-from cudakit.bench.present.roofline import draw_roofline
-from cudakit.bench.present.spread import draw_samples
-from cudakit.bench.present.sweep import draw_sweep
+from cudakit.bench.report.baselines import draw_relative_rates
+from cudakit.bench.report.curves import draw_sweep
+from cudakit.bench.report.roofline import draw_roofline
+from cudakit.bench.report.spread import draw_samples
 from cudakit.report.document import Columns, Document, Note, View
 from cudakit.report.html import render
 from cudakit.report.picture import Picture

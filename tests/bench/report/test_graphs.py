@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cudakit.bench.present.graphs import graph_section
+from cudakit.bench.report.graphs import graph_section
 from cudakit.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.report.document import Count, Ratio, Seconds, Section, Table, Text
 from cudakit.units import Unavailable

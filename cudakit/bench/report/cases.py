@@ -16,11 +16,7 @@ from cudakit.bench.labels import (
     varying_axes,
 )
 from cudakit.bench.method import CUDAKIT, Axis
-from cudakit.bench.present.baselines import (
-    baseline_libraries,
-    measured_baselines,
-    relative_rate,
-)
+from cudakit.bench.report.baselines import baseline_libraries, measured_baselines, relative_rate
 from cudakit.bench.result import CaseResult
 from cudakit.bench.stats import Summary
 from cudakit.report.document import Column, Rate, Ratio, Seconds, Table, Text, Value

@@ -8,8 +8,8 @@ from bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, re
 
 from cudakit.bench.health import SkippedBench, SuiteResult, assess_health
 from cudakit.bench.method import Method
-from cudakit.bench.present.health import present_health
-from cudakit.bench.present.nvbench import nvbench
+from cudakit.bench.report.nvbench import nvbench
+from cudakit.bench.report.suite import present_health
 from cudakit.bench.result import CaseResult
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Note
