@@ -51,7 +51,8 @@ os._exit(0)
 _REPLAY_PROGRAM = """
 import sys, time
 from cudakit.api.memory import new_allocator
-from cudakit.memory.analyze import MemorySpec, analyze
+from cudakit.memory.selection import MemorySpec
+from cudakit.memory.analyze import analyze
 from cudakit.memory.load import load
 from cudakit.torch_rules.actions import Action
 snapshot = load(sys.argv[1])

@@ -222,7 +222,7 @@ def check_readers(content: bytes) -> str:
 def _snapshot_or_error(content: bytes, *, native: bool) -> object:
     from cudakit.errors import SnapshotError
     from cudakit.memory.load import pickled, schema
-    from cudakit.memory.load.limits import memory_error
+    from cudakit.memory.load.tree import memory_error
 
     try:
         tree = pickled.read(content, native=native)

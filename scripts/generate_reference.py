@@ -94,7 +94,7 @@ RESULTS = {
     ),
     "memviz-what-if-json.md": (
         "memviz --what-if SETTINGS --json",
-        "cudakit.memory.whatif.result:WhatIfResult",
+        "cudakit.memory.result:WhatIfResult",
     ),
 }
 

@@ -7,12 +7,10 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cudakit.memory.result import DiffResult, MemoryResult
+    from cudakit.memory.result import DiffResult, MemoryResult, WhatIfResult
     from cudakit.memory.snapshot import Snapshot
     from cudakit.memory.whatif import WhatIfSpec
-    from cudakit.memory.whatif.device import ReplayDevice
-    from cudakit.memory.whatif.replay import ReplayAllocator
-    from cudakit.memory.whatif.result import WhatIfResult
+    from cudakit.memory.whatif.replay import ReplayAllocator, ReplayDevice
     from cudakit.torch_rules.settings import Settings
 
     Path = str | PathLike[str]
@@ -51,8 +49,14 @@ def memviz(
     >>> result.devices[0].peak.requested_bytes
     146447695872
     """
-    from cudakit.memory.analyze import MemorySpec, analyze
-    from cudakit.memory.selection import parse_device, parse_moment, parse_pool, parse_stream
+    from cudakit.memory.analyze import analyze
+    from cudakit.memory.selection import (
+        MemorySpec,
+        parse_device,
+        parse_moment,
+        parse_pool,
+        parse_stream,
+    )
 
     spec = MemorySpec(
         at=parse_moment(at),
@@ -71,8 +75,8 @@ def memviz_diff(before: Path, after: Path) -> DiffResult:
     >>> diff.grew_beyond(0.05)
     True
     """
-    from cudakit.memory.analyze import MemorySpec
-    from cudakit.memory.analyze.diff import diff
+    from cudakit.memory.analyze import diff
+    from cudakit.memory.selection import MemorySpec
 
     return diff(load_snapshot(before), load_snapshot(after), MemorySpec())
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cudakit.memory.record.jax_profile import arrays_of_message
-from cudakit.memory.record.pools import JAX
-from cudakit.memory.record.process import ProcessMemory
+from cudakit.memory.record.model import ProcessMemory
 from cudakit.memory.record.snapshot_file import (
     build_snapshot,
     extended_stem,
     write_snapshot,
 )
+from cudakit.memory.snapshot import JAX
 from cudakit.record.memory_recording import MemorySource, begin_memory
 from cudakit.record.torch_import import after_import
 from cudakit.record.torch_memory import TorchHistory

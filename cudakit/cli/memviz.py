@@ -34,10 +34,9 @@ from cudakit.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cudakit.memory.analyze import MemorySpec
-    from cudakit.memory.result import DiffResult, FileFacts
+    from cudakit.memory.result import DiffResult, FileFacts, WhatIfResult
+    from cudakit.memory.selection import MemorySpec
     from cudakit.memory.snapshot import Snapshot
-    from cudakit.memory.whatif.result import WhatIfResult
 
 # Formats of the report on snapshots; comparisons and replays have the common formats only.
 _FORMATS = (*COMMON_FORMATS, *ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
@@ -202,7 +201,7 @@ def memviz(
     cudakit memviz after.pkl --diff before.pkl --fail-on growth:5%
     cudakit memviz snapshot.pkl --what-if expandable_segments:True
     """
-    from cudakit.memory.analyze import MemorySpec
+    from cudakit.memory.selection import MemorySpec
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
     _refuse_options_without_effect(
@@ -260,7 +259,7 @@ def _show(
 ) -> int:
     from cudakit.api.memory import new_allocator
     from cudakit.memory.analyze import analyze
-    from cudakit.memory.present import brief_sentences, exports, report, summary_report
+    from cudakit.memory.report import brief_sentences, exports, report, summary_report
 
     with open_outputs(options) as outputs:
         result = analyze(_load_snapshots(files, quiet=options.quiet), spec, new_allocator)
@@ -290,8 +289,8 @@ def _compare(
 ) -> int:
     if len(files) != 1:
         raise click.UsageError("--diff compares one SNAPSHOT with BEFORE; name one SNAPSHOT")
-    from cudakit.memory.analyze.diff import diff
-    from cudakit.memory.present.diff import report
+    from cudakit.memory.analyze import diff
+    from cudakit.memory.report.diff import report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         before_snapshot, after_snapshot = _load_snapshots((before, files[0]), quiet=options.quiet)
@@ -310,8 +309,8 @@ def _replay(
     options: OutputOptions,
 ) -> int:
     from cudakit.api.memory import replay_snapshots
+    from cudakit.memory.report.what_if import brief_sentences, report
     from cudakit.memory.whatif import WhatIfSpec
-    from cudakit.memory.whatif.present import brief_sentences, report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         what_if_spec = WhatIfSpec(settings=settings, limit_bytes=limit_bytes, device=spec.device)
@@ -343,10 +342,10 @@ def _load_snapshots(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
 
 
 def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> None:
-    from cudakit.memory.load.pickled import has_compiled_reader
+    from cudakit.memory.load.pickled import HAS_COMPILED_READER
 
     has_pickle = any(file.format == "pickle" for file in files)
-    if has_pickle and not options.quiet and not has_compiled_reader():
+    if has_pickle and not options.quiet and not HAS_COMPILED_READER:
         click.echo(
             "note: the report took about 5 times longer, because cudakit was installed without a C compiler;"
             " install one and reinstall cudakit",

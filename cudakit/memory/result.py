@@ -8,33 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from cudakit.memory.replay import Replay
-from cudakit.memory.replay.layout import Layout
-from cudakit.memory.replay.lifetimes import Contradictions
+from cudakit.memory.history import History, Layout, State
+from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.stacks import Frame
 from cudakit.torch_rules.oom import Fit
 
 SCHEMA = "cudakit.memviz/1"
 DIFF_SCHEMA = "cudakit.memviz.diff/1"
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The memory totals of one moment, as defined by ``torch.cuda.memory_stats``."""
-
-    allocated_bytes: int  # total size of the allocated blocks, which the program has not freed
-    requested_bytes: (
-        int  # bytes that the program requested, for the blocks in use (allocated or pending free)
-    )
-    active_bytes: int  # total size of the blocks in use: allocated or pending free
-    reserved_bytes: int  # total size of segments
-    pending_free_bytes: int  # total size of freed blocks that a stream may still use
-    segments: int  # number of segments
-    blocks: int  # number of blocks in use (allocated or pending free)
-    allocated_is_derived: bool  # whether some block sizes are computed by the allocator's rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +308,7 @@ class DeviceMemory:
     layout: Layout = field(metadata={"json": None})  # layout at the end of the trace
     snapshot: Snapshot = field(metadata={"json": None})
     trace: DeviceTrace = field(metadata={"json": None})
-    replay: Replay = field(metadata={"json": None})
+    replay: History = field(metadata={"json": None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,3 +377,98 @@ class DiffResult:
             moment.after.state.requested_bytes > moment.before.state.requested_bytes * (1 + limit)
             for moment in moments
         )
+
+
+# --- The results of ``memviz --what-if``, which are also its JSON document -------------------------
+#
+# Sizes and events as above.
+
+WHAT_IF_SCHEMA = "cudakit.memviz.whatif/1"
+DEFAULTS = "defaults"  # the name of settings without text
+LIMITED_BASELINE = (
+    "recorded settings"  # the name of the replay with a limit that the recording lacks
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTotals:
+    """The four totals of memory, as defined by ``torch.cuda.memory_stats``."""
+
+    reserved_bytes: int  # reserved bytes
+    allocated_bytes: int  # allocated bytes
+    requested_bytes: int  # requested bytes
+    active_bytes: int  # allocated and pending bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A request that succeeded in the recording and failed in the replay."""
+
+    event: int  # the event of the request
+    size_bytes: int  # size of the request
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The memory and the driver calls, as recorded or of one replay."""
+
+    name: str  # "recorded", "replayed, as recorded", "recorded settings", or the settings as text
+    settings: str  # settings in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
+    limit_bytes: int | None  # maximum reserved memory; null: no limit
+    peak: MemoryTotals  # the maximum of each total until the end, or until the shortage
+    end: MemoryTotals  # totals at the end, or at the shortage
+    fragmentation_bytes: int  # free memory in segments at the peak of the recording
+    fragmentation: float  # fragmentation_bytes / reserved bytes at the same peak
+    device_allocations: int  # number of segment allocations and mappings
+    device_frees: int  # number of segment frees and unmappings
+    retries: int | None  # driver allocations repeated after emptying the cache; null: unknown
+    ooms: int  # number of requests that failed
+    shortage: Shortage | None  # the request that ended the replay; null: none
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure that differs between the recording and its replay."""
+
+    figure: str  # name of the figure, such as "peak reserved"
+    recorded: int  # value in the recording
+    replayed: int  # value in the replay
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most memory that replays may reserve, and the source of this limit."""
+
+    bytes: int  # maximum reserved memory
+    source: Literal[
+        "given", "device full", "reserved"
+    ]  # source of the limit: the caller ("given"), or the recording
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWhatIf:
+    """All replays of one device of one file."""
+
+    file: str  # name of the file
+    device: int  # device index
+    events: int  # number of events in the trace
+    limit: Limit | None  # memory limit of the replays; null: none
+    recorded: Outcome  # figures of the recording
+    replayed: (
+        Outcome  # outcome of a replay with the recorded settings, which should equal ``recorded``
+    )
+    differences: tuple[Difference, ...]  # figures of the replay that differ from the recording
+    reasons: tuple[str, ...]  # reasons for differences
+    baseline: Outcome  # the outcome that ``tried`` is compared with
+    tried: tuple[Outcome, ...]  # figures of the replay with each of the given settings
+    best: int | None  # index in ``tried`` of the settings that help most; null: none helps
+    headline: str  # the result in one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfResult:
+    """The result for all files."""
+
+    schema: str  # name and version of this document
+    files: tuple[FileFacts, ...]  # the files that were read
+    devices: tuple[DeviceWhatIf, ...]  # each device of each file

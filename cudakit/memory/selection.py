@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import index
 
-from cudakit.errors import UsageError
-from cudakit.memory.record.pools import POOL_IDS, PoolId
-from cudakit.memory.snapshot import HOST
+import numpy as np
+
+from cudakit.errors import SnapshotError, UsageError
+from cudakit.memory.history.segments import segment_history
+from cudakit.memory.snapshot import (
+    HOST,
+    POOL_IDS,
+    POOL_NAMES,
+    Blocks,
+    DeviceTrace,
+    PoolId,
+    Snapshot,
+    pool_name,
+    take,
+)
+from cudakit.torch_rules.actions import Action
 
 _MOMENTS = ("peak", "end", "oom")
 _MOMENT_HINT = "use peak, end, oom or the index of an event"
@@ -76,3 +90,126 @@ def _whole_number(value: str | int, noun: str, hint: str) -> int:
         except TypeError:
             pass
     raise UsageError(f"{value!r} is not a {noun}", hint=hint)
+
+
+# --- Select one stream or one pool of a trace, or PyTorch's pools ----------------------------------
+
+
+def filter_trace(
+    snapshot: Snapshot, trace: DeviceTrace, *, stream: int | None, pool: tuple[int, int] | None
+) -> DeviceTrace:
+    """Return the part of a trace in a stream (its number) and a pool; None selects all.
+
+    Events of other streams and pools become Action.UNKNOWN, so that the indices of events do not change.
+    Raises UsageError if the device lacks the stream or the pool.
+    """
+    if stream is None and pool is None:
+        return trace
+    keep_event = np.ones(len(trace.events), np.bool_)
+    keep_segment = np.ones(len(trace.segments), np.bool_)
+    if stream is not None:
+        if not 0 <= stream < len(trace.streams):
+            raise UsageError(
+                f"no stream {stream} in {snapshot.source}",
+                hint=f"streams of {snapshot.source}: {', '.join(map(str, range(len(trace.streams))))}",
+            )
+        keep_event &= trace.events.stream == stream
+        keep_segment &= trace.segments.stream == stream
+    if pool is not None:
+        if pool not in snapshot.pools:
+            raise UsageError(
+                f"no pool {POOL_NAMES.get(pool, f'{pool[0]},{pool[1]}')} in {snapshot.source}",
+                hint=f"pools of {snapshot.source}: {'; '.join(map(pool_name, snapshot.pools))}",
+            )
+        pool_id = snapshot.pools.index(pool)
+        recorded_pools = trace.events.pool
+        derived_pools = segment_history(trace).pool_at(
+            trace.events.address, np.arange(len(recorded_pools))
+        )
+        keep_event &= np.where(recorded_pools >= 0, recorded_pools, derived_pools) == pool_id
+        keep_segment &= trace.segments.pool == pool_id
+    return _select_events(trace, keep_event, keep_segment)
+
+
+def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:
+    """Return the part of a trace in PyTorch's pools: only these belong in a replay of PyTorch's allocator."""
+    other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
+    if not other_pools:
+        return trace
+    keep_event = ~np.isin(trace.events.pool, other_pools)
+    return _select_events(trace, keep_event, ~np.isin(trace.segments.pool, other_pools))
+
+
+def _select_events(
+    trace: DeviceTrace,
+    keep_event: np.typing.NDArray[np.bool_],
+    keep_segment: np.typing.NDArray[np.bool_],
+) -> DeviceTrace:
+    """Return a trace with the selected segments, in which all other events become Action.UNKNOWN."""
+    actions = np.where(
+        keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
+    ).astype(np.uint8)
+    return replace(
+        trace,
+        events=replace(trace.events, action=actions),
+        segments=take(trace.segments, keep_segment),
+        blocks=_take_blocks(trace.blocks, keep_segment),
+    )
+
+
+def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> Blocks:
+    kept_blocks = take(blocks, keep_segment[blocks.segment])
+    new_segment_ids = (np.cumsum(keep_segment) - 1).astype(np.int32)
+    return replace(kept_blocks, segment=new_segment_ids[kept_blocks.segment])
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """The moment to analyze, and the device, stream and pool to select."""
+
+    at: str | int = "peak"  # "peak", "end", "oom", or the index of an event
+    device: int | None = None  # device index; HOST is pinned host memory
+    stream: int | None = None  # stream number; 0 is the default stream
+    pool: tuple[int, int] | None = None
+
+
+def select_devices(
+    snapshots: Sequence[Snapshot], spec: MemorySpec
+) -> list[tuple[Snapshot, DeviceTrace]]:
+    """Return the devices that a MemorySpec selects. Raises UsageError if there are none."""
+    snapshot_trace_pairs = [
+        (snapshot, trace) for snapshot in snapshots for trace in snapshot.devices
+    ]
+    selected_pairs = [
+        snapshot_trace_pair
+        for snapshot_trace_pair in snapshot_trace_pairs
+        if spec.device is None or snapshot_trace_pair[1].device == spec.device
+    ]
+    if not selected_pairs:
+        indices = sorted({trace.device for _, trace in snapshot_trace_pairs})
+        available_devices_text = ", ".join(
+            "host" if device == HOST else str(device) for device in indices
+        )
+        selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
+        raise UsageError(
+            f"no {selected_name} in the snapshots"
+            if len(snapshots) > 1
+            else f"{snapshots[0].source}: no {selected_name} in the snapshot",
+            hint=f"devices: {available_devices_text}",
+        )
+    return selected_pairs
+
+
+def require_trace(snapshot_trace_pairs: Sequence[tuple[Snapshot, DeviceTrace]]) -> None:
+    """Raise SnapshotError if none of the traces has an event."""
+    if not any(len(trace.events) for _, trace in snapshot_trace_pairs):
+        snapshot = snapshot_trace_pairs[0][0]
+        raise SnapshotError(
+            f"{snapshot.source}: the file has no trace; only its end is known",
+            hint=f"show the end, or record a trace: cudakit run --memory, or {snapshot.calls.record_trace}",
+        )
+
+
+def device_number(trace: DeviceTrace) -> int | None:
+    """Return the device index for results; None: pinned host memory."""
+    return None if trace.device == HOST else trace.device

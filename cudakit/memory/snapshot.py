@@ -25,6 +25,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # The device number of pinned host memory.
 HOST = -1
+# The index of an event before the first recorded event.
+BEFORE_TRACE = -1
 
 
 class BlockState(IntEnum):
@@ -169,3 +171,39 @@ class Snapshot:
         """The names of the calls of the allocator that wrote this file: PyTorch's or cudakit's."""
         is_of_cudakit = any(name.startswith("cudakit_") for name in self.settings)
         return CUDAKIT_CALLS if is_of_cudakit else PYTORCH_CALLS
+
+
+# --- The pools of GPU memory that cudakit records besides PyTorch's, and their ids in snapshots ----
+
+PoolId: TypeAlias = tuple[int, int]
+
+# Names of the pools of memory that the driver returned, but that no recorded library divides into blocks.
+DRIVER = "driver"
+MANAGED = "managed memory"
+JAX = "jax"
+
+_POOL_NAMES = (DRIVER, MANAGED, "cupy", "numba", "rmm", JAX)
+# The first pool id of cudakit. PyTorch counts its pools from 1: (n, 0) is the pool of a CUDA graph,
+# and (0, n) is a MemPool.
+_FIRST_POOL_ID = 1 << 20
+
+POOL_IDS: dict[str, PoolId] = {
+    name: (0, _FIRST_POOL_ID + index) for index, name in enumerate(_POOL_NAMES)
+}
+POOL_NAMES: dict[PoolId, str] = {pool_id: name for name, pool_id in POOL_IDS.items()}
+
+
+def pool_name(pool: PoolId) -> str:
+    """Return the name of a pool: the default pool, that of a graph (n, 0), a MemPool (0, n), or a library."""
+    if pool == (0, 0):
+        return "default"
+    if pool in POOL_NAMES:
+        return POOL_NAMES[pool]
+    return f"graph {pool[0]},{pool[1]}" if pool[0] else f"MemPool {pool[0]},{pool[1]}"
+
+
+def time_of(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> int | None:
+    """Return the time of an event in Unix microseconds; None if the file records no times."""
+    if event_index == BEFORE_TRACE or not snapshot.has_times or event_index >= len(trace.events):
+        return None
+    return int(trace.events.time_us[event_index])

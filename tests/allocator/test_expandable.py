@@ -27,10 +27,10 @@ from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.allocator.pools import MemPool
 from cudakit.errors import CudaError, Unsupported
+from cudakit.memory.history import reconstruct
+from cudakit.memory.history.lifetimes import Contradictions
+from cudakit.memory.history.segments import segment_history
 from cudakit.memory.load import load
-from cudakit.memory.replay import replay
-from cudakit.memory.replay.lifetimes import Contradictions
-from cudakit.memory.replay.segments import segment_history
 from cudakit.memory.snapshot import Snapshot
 from cudakit.torch_rules.setting_keys import Reserve
 from cudakit.torch_rules.settings import Settings
@@ -386,7 +386,7 @@ def check_replay(allocator: DeviceCachingAllocator, folder: Path) -> None:
     """Undo the trace from the final state: it must be consistent and begin empty."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     (device,) = snapshot.devices
-    replayed = replay(snapshot, device)
+    replayed = reconstruct(snapshot, device)
     assert device.warnings == ()
     assert replayed.inconsistencies == Contradictions(0, 0, 0, 0)
     assert replayed.begins_complete
@@ -506,7 +506,7 @@ def test_47_memviz_replays_a_long_run_with_expandable_and_plain_segments(
 def check_memory(allocator: DeviceCachingAllocator, folder: Path) -> None:
     """Like ``check_replay``, except the sizes of freed blocks, which depend on a setting that has changed."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
-    replayed = replay(snapshot, snapshot.devices[0])
+    replayed = reconstruct(snapshot, snapshot.devices[0])
     assert replayed.inconsistencies == Contradictions(0, 0, 0, 0)
     assert replayed.begins_complete
     for name in ("requested", "reserved"):

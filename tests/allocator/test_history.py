@@ -21,9 +21,9 @@ from cudakit.allocator.oom import OutOfMemory
 from cudakit.allocator.pinned import CachingHostAllocator
 from cudakit.allocator.pools import MemPool
 from cudakit.errors import UsageError
+from cudakit.memory.history import reconstruct
+from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.load import load
-from cudakit.memory.replay import replay
-from cudakit.memory.replay.lifetimes import Contradictions
 from cudakit.memory.snapshot import HOST, BlockState, Snapshot
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings
@@ -267,7 +267,7 @@ def test_47_memviz_replays_the_trace_to_the_blocks_of_the_snapshot(
 
     (device,) = snapshot.devices
     assert device.warnings == ()
-    assert replay(snapshot, device).inconsistencies == Contradictions(0, 0, 0, 0)
+    assert reconstruct(snapshot, device).inconsistencies == Contradictions(0, 0, 0, 0)
     assert device.overflowed is False
     assert len(device.segments) == 3
     states = set(device.blocks.state.tolist())
@@ -282,7 +282,7 @@ def test_47_replay_curves_end_at_the_statistics(
 ) -> None:
     program(allocator)
     snapshot = loaded(allocator, tmp_path)
-    curves = replay(snapshot, snapshot.devices[0]).curves
+    curves = reconstruct(snapshot, snapshot.devices[0]).curves
 
     statistics = allocator.statistics()
     for curve in ("requested", "allocated", "active", "reserved"):
@@ -320,7 +320,7 @@ def test_memviz_reads_a_snapshot_of_the_simulated_gpu(work: Work, tmp_path: Path
     snapshot = loaded(work.allocator, tmp_path)
 
     assert snapshot.devices[0].warnings == ()
-    assert replay(snapshot, snapshot.devices[0]).inconsistencies == Contradictions(0, 0, 0, 0)
+    assert reconstruct(snapshot, snapshot.devices[0]).inconsistencies == Contradictions(0, 0, 0, 0)
 
 
 # --- Annotations of the trace by the program, and their snapshots in memviz ------------------------

@@ -16,14 +16,14 @@ from browser.conftest import (
 from hypothesis import HealthCheck, Phase, given, settings
 from invocation import run_cli
 from memory import builders, strategies
-from memory.history import History
+from memory.simulated_history import SimulatedHistory
 from playwright.sync_api import Browser
 
-from cudakit.memory.analyze import MemorySpec, analyze
-from cudakit.memory.analyze.diff import diff
+from cudakit.memory.analyze import analyze, diff
+from cudakit.memory.history import History, reconstruct
 from cudakit.memory.load import load
-from cudakit.memory.present import report
-from cudakit.memory.replay import Replay, replay
+from cudakit.memory.report import report
+from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.report.html import render
 from cudakit.stacks import Frame
@@ -65,7 +65,7 @@ def test_memory_page_draws_every_view_without_network_or_errors(
     assert opened.requests == [pages[name].as_uri()]
 
 
-def python_totals(replayed: Replay, event: int) -> dict[str, int]:
+def python_totals(replayed: History, event: int) -> dict[str, int]:
     curves, moment = replayed.curves, event + 1
     names = ("requested", "allocated", "active", "reserved")
     totals = {name: int(getattr(curves, name)[moment]) for name in names}
@@ -73,7 +73,7 @@ def python_totals(replayed: Replay, event: int) -> dict[str, int]:
     return totals | {"blocks": int(((begin < moment) & (moment <= end)).sum())}
 
 
-def python_free(replayed: Replay, event: int) -> dict[str, float]:
+def python_free(replayed: History, event: int) -> dict[str, float]:
     layout = replayed.layout_at(event + 1)
     free, largest = int(layout.free_block_size.sum()), int(layout.free_block_size.max(initial=0))
     reserved = max(int(layout.segments.size.sum()), 1)
@@ -85,7 +85,7 @@ def python_free(replayed: Replay, event: int) -> dict[str, float]:
     }
 
 
-def python_bytes_by_stack(replayed: Replay, event: int) -> dict[str, int]:
+def python_bytes_by_stack(replayed: History, event: int) -> dict[str, int]:
     allocations, moment = replayed.allocations, event + 1
     live = (allocations.begin < moment) & (moment <= allocations.end)
     bytes_by_stack: dict[str, int] = {}
@@ -101,7 +101,7 @@ def test_memory_page_computes_the_state_at_random_events_as_python_does(
     open_page: OpenPage, pages: dict[str, Path], name: str
 ) -> None:
     snapshot = load(DATA / f"{name}.pkl.gz")
-    replayed = replay(snapshot, snapshot.devices[0])
+    replayed = reconstruct(snapshot, snapshot.devices[0])
     rng = random.Random(name)
     events = [
         -1,
@@ -134,7 +134,7 @@ def test_memory_page_computes_random_windows_as_python_does(
     open_page: OpenPage, pages: dict[str, Path], name: str
 ) -> None:
     snapshot = load(DATA / f"{name}.pkl.gz")
-    replayed = replay(snapshot, snapshot.devices[0])
+    replayed = reconstruct(snapshot, snapshot.devices[0])
     allocations, requested = replayed.allocations, replayed.curves.requested
     rng = random.Random(name)
     windows = [
@@ -426,7 +426,7 @@ def test_click_in_the_view_of_all_devices_sets_every_cursor_to_one_time(
     )
     assert len(set(cursors)) == 1
     loaded = load(snapshot)
-    assert cursors[0] != replay(loaded, loaded.devices[0]).peak_moment() - 1
+    assert cursors[0] != reconstruct(loaded, loaded.devices[0]).peak_moment() - 1
     assert "#cursor=" in evaluate(opened, "() => location.hash")
     opened.page.locator("[data-kind=memory_devices] select").select_option("event")
     canvas.click(position={"x": 700, "y": 20})
@@ -541,10 +541,14 @@ def test_small_and_odd_traces_give_a_page_without_errors(
 )
 @given(history=strategies.histories() | strategies.garbage())
 def test_memory_page_agrees_with_python_at_every_event_of_any_trace(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory, history: History | DeviceTrace
+    browser: Browser,
+    tmp_path_factory: pytest.TempPathFactory,
+    history: SimulatedHistory | DeviceTrace,
 ) -> None:
-    snapshot = history.snapshot() if isinstance(history, History) else builders.snapshot(history)
-    replayed = replay(snapshot, snapshot.devices[0])
+    snapshot = (
+        history.snapshot() if isinstance(history, SimulatedHistory) else builders.snapshot(history)
+    )
+    replayed = reconstruct(snapshot, snapshot.devices[0])
     opener = OpenPage(browser)
     try:
         opened = opener(write_snapshot_page(snapshot, tmp_path_factory.mktemp("page")))

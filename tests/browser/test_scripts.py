@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-import cudakit.memory.present
+import cudakit.memory.report
 import cudakit.report
 from cudakit.report.html.explorer import pack
 from cudakit.units import format_bytes, format_count
 
 FOLDERS = [
     Path(package.__file__ or "").parent / "assets"
-    for package in (cudakit.report, cudakit.memory.present)
+    for package in (cudakit.report, cudakit.memory.report)
 ]
 MODULES = sorted(path.stem for folder in FOLDERS for path in folder.glob("*.js"))
 

@@ -20,9 +20,10 @@ from memory.load import files
 from memory.load.files import GIB, LARGE, MIB, block, changed, event, frame, pickled, segment
 
 from cudakit.errors import InputError, UsageError
-from cudakit.memory.analyze import MemorySpec, analyze
+from cudakit.memory.analyze import analyze
 from cudakit.memory.load import load
-from cudakit.memory.present import report
+from cudakit.memory.report import report
+from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import Snapshot
 from cudakit.report import console, html
 from cudakit.report import json as json_renderer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from memory.areas import LARGE_SEGMENT, SMALL_SEGMENT, Area, Piece, Use, expected_state_of
 from memory.builders import MIB, Entry
-from memory.history import History, Lifetime
+from memory.simulated_history import Lifetime, SimulatedHistory
 
 from cudakit.torch_rules.actions import Action
 
@@ -149,7 +149,7 @@ class Allocator:
         held = [p for area in self.areas for p in area.pieces if p.use == Use.ALLOCATED]
         return [piece.address for piece in sorted(held, key=lambda piece: piece.lifetime)]
 
-    def history(self) -> History:
+    def history(self) -> SimulatedHistory:
         """Return the history so far."""
         n = len(self.entries)
         lifetimes = (
@@ -158,7 +158,9 @@ class Allocator:
         )
         limit = -1 if self.max_split is None else self.max_split
         settings = {"max_split_size": limit, "expandable_segments": self.expandable}
-        return History(tuple(self.entries), tuple(self.expected_states), tuple(lifetimes), settings)
+        return SimulatedHistory(
+            tuple(self.entries), tuple(self.expected_states), tuple(lifetimes), settings
+        )
 
     # The search for a free block.
 

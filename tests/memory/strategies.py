@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from memory import builders
 from memory.builders import KIB, MIB, POOLS, STACKS, STREAMS, Block, Entry, Segment
-from memory.history import History
+from memory.simulated_history import SimulatedHistory
 from memory.simulator import BASE, Allocator
 
 from cudakit.memory.snapshot import BlockState, DeviceTrace, SegmentKind
@@ -101,7 +101,7 @@ def histories(
     streams: int = 4,
     pools: int = 1,
     records_pools: bool = True,
-) -> History:
+) -> SimulatedHistory:
     """Run a program on an allocator with any settings."""
     allocator = Allocator(
         capacity=draw(st.sampled_from((64 * MIB, 160 * MIB, 1024 * MIB))),
@@ -120,7 +120,7 @@ def histories(
 @st.composite
 def recordings(
     draw: Callable[[st.SearchStrategy[Any]], Any], *, pools: int = 1, records_pools: bool = True
-) -> History:
+) -> SimulatedHistory:
     """Keep the last entries of a history, with frees as one or as two entries."""
     history = draw(histories(pools=pools, records_pools=records_pools))
     if draw(st.booleans()):

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cudakit.memory.history import History, reconstruct
+from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.load import load
-from cudakit.memory.replay import Replay, replay
-from cudakit.memory.replay.lifetimes import Contradictions
 from cudakit.memory.snapshot import BlockState, DeviceTrace
 
 DATA = Path(__file__).parents[1] / "data"
@@ -28,10 +28,10 @@ def recording(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(recording: Path) -> tuple[DeviceTrace, Replay]:
+def found(recording: Path) -> tuple[DeviceTrace, History]:
     snapshot = load(str(recording.with_suffix(".pkl.gz")))
     (trace,) = snapshot.devices
-    return trace, replay(snapshot, trace)
+    return trace, reconstruct(snapshot, trace)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def test_recordings_cover_each_kind_of_program() -> None:
 
 @pytest.mark.parametrize("counter", COUNTERS)
 def test_peak_and_end_equal_pytorchs_counters(
-    found: tuple[DeviceTrace, Replay], counters: dict[str, dict[str, int]], counter: str
+    found: tuple[DeviceTrace, History], counters: dict[str, dict[str, int]], counter: str
 ) -> None:
     curve = getattr(found[1].curves, counter)
     assert int(curve.max()) == counters["peak"][f"{counter}_bytes"]
     assert int(curve[-1]) == counters["end"][f"{counter}_bytes"]
 
 
-def test_recorded_trace_and_final_state_agree(found: tuple[DeviceTrace, Replay]) -> None:
+def test_recorded_trace_and_final_state_agree(found: tuple[DeviceTrace, History]) -> None:
     trace, replayed = found
     assert replayed.inconsistencies == Contradictions()
     assert replayed.begins_complete
@@ -62,12 +62,12 @@ def test_recorded_trace_and_final_state_agree(found: tuple[DeviceTrace, Replay])
 
 
 def test_every_recorded_event_is_read(
-    found: tuple[DeviceTrace, Replay], counters: dict[str, int]
+    found: tuple[DeviceTrace, History], counters: dict[str, int]
 ) -> None:
     assert len(found[0].events) == counters["events"]
 
 
-def test_final_layout_has_the_blocks_of_the_file(found: tuple[DeviceTrace, Replay]) -> None:
+def test_final_layout_has_the_blocks_of_the_file(found: tuple[DeviceTrace, History]) -> None:
     trace, replayed = found
     layout = replayed.layout_at(replayed.n_events)
     active = trace.blocks.state != BlockState.INACTIVE
@@ -79,7 +79,7 @@ def test_final_layout_has_the_blocks_of_the_file(found: tuple[DeviceTrace, Repla
 
 
 def test_layout_at_every_moment_sums_to_the_curves(
-    found: tuple[DeviceTrace, Replay],
+    found: tuple[DeviceTrace, History],
 ) -> None:
     _, replayed = found
     curves, n = replayed.curves, replayed.n_events

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from memory import builders
 from memory.builders import MIB, START_US, Block, Segment, alloc, annotated, oom, torch_dict
-from memory.history import History
+from memory.simulated_history import SimulatedHistory
 from memory.strategies import LAW, recordings
 
+from cudakit.memory.history import reconstruct
 from cudakit.memory.load import pickled, schema
-from cudakit.memory.replay import replay
 from cudakit.memory.snapshot import Snapshot
 
 BASE = 0x7F00_0000_0000
@@ -26,7 +26,7 @@ def read(written: dict[str, Any]) -> Snapshot:
 
 @LAW
 @given(recordings(pools=3))
-def test_simulated_recording_survives_a_round_trip(history: History) -> None:
+def test_simulated_recording_survives_a_round_trip(history: SimulatedHistory) -> None:
     written = torch_dict(history.snapshot())
     found = read(written)
     assert torch_dict(found) == written
@@ -35,9 +35,9 @@ def test_simulated_recording_survives_a_round_trip(history: History) -> None:
 
 @LAW
 @given(recordings(pools=3))
-def test_replay_is_equal_after_a_round_trip(history: History) -> None:
+def test_replay_is_equal_after_a_round_trip(history: SimulatedHistory) -> None:
     snapshot = read(torch_dict(history.snapshot()))
-    found, expected = replay(snapshot, snapshot.devices[0]), history.replay()
+    found, expected = reconstruct(snapshot, snapshot.devices[0]), history.reconstruct()
     assert found.inconsistencies == expected.inconsistencies
     for curve in ("requested", "allocated", "active", "reserved"):
         assert getattr(found.curves, curve).tolist() == getattr(expected.curves, curve).tolist()

@@ -205,7 +205,7 @@ def test_policy_allows_only_the_stylesheet_of_the_page() -> None:
 def test_policy_of_a_page_with_many_scripts_is_complete() -> None:
     kinds = ("memory", "memory_devices", "memory_difference")
     explorers = [
-        Explorer(kind, "cudakit.memory.present", lambda: ExplorerData({}, {})) for kind in kinds
+        Explorer(kind, "cudakit.memory.report", lambda: ExplorerData({}, {})) for kind in kinds
     ]
     page = read(render(Document("pages", (*explorers, Note("info", "a", settings="b:1")))))
 

@@ -15,8 +15,8 @@ from cudakit.stacks import call_site_index
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudakit.memory.record.limit import LimitPassed
-    from cudakit.memory.record.process import ProcessMemory
+    from cudakit.memory.record.model import ProcessMemory
+    from cudakit.memory.record.snapshot_file import LimitPassed
     from cudakit.trace.spool import Batch
 
 
@@ -94,7 +94,7 @@ class MemoryMonitor:
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
     def _memory_of(self, pid: int, trace_number: int) -> ProcessMemory:
-        from cudakit.memory.record.process import ProcessMemory
+        from cudakit.memory.record.model import ProcessMemory
 
         if (pid, trace_number) not in self._memory_by_trace:
             memory = self._memory_by_trace[pid, trace_number] = ProcessMemory()
@@ -133,7 +133,7 @@ class MemoryMonitor:
 
     def _add_jax_arrays(self, message: AgentMessage) -> None:
         from cudakit.memory.record.jax_profile import arrays_of_message
-        from cudakit.memory.record.pools import JAX
+        from cudakit.memory.snapshot import JAX
 
         trace_numbers = [
             trace_number for pid, trace_number in self._memory_by_trace if pid == message.process
@@ -191,7 +191,7 @@ class MemoryMonitor:
             return None
 
     def _check_limit(self, snapshot: dict[str, Any] | None, pid: int) -> list[str]:
-        from cudakit.memory.record.limit import find_limit_passed
+        from cudakit.memory.record.snapshot_file import find_limit_passed
 
         if snapshot is None or self._limit_bytes is None:
             return []

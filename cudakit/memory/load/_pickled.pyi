@@ -1,4 +1,4 @@
-"""The compiled reader of pickles of plain data, ``reader/module.c``; ``native.py`` wraps it."""
+"""The compiled reader of pickles of plain data, ``native/pickled/module.c``; ``pickled.py`` wraps it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,23 +1,42 @@
 """Parse a pickle into a Tree, without looking up a class or calling anything.
 
-Two machines accept the same files: the compiled one (``reader/*.c``), and a slower one in Python, which is
-used if the package was installed without a C compiler.
+Two machines accept the same files: the compiled one (``native/pickled/*.c``), and a slower one in Python
+(``machine.py``), which is used if the package was installed without a C compiler.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from cudakit.errors import SnapshotError
-from cudakit.memory.load.limits import Budget, memory_error
-from cudakit.memory.load.machine import Machine
-from cudakit.memory.load.source import SNAPSHOT_FILE
-from cudakit.memory.load.tree import ObjectTree, Tree
+from cudakit.memory.load.machine import Machine, convert_argument
+from cudakit.memory.load.tree import (
+    MAX_KEYS,
+    SNAPSHOT_FILE,
+    Budget,
+    Handles,
+    ObjectTree,
+    Tree,
+    check_subtree,
+    keys_error,
+    kind_error,
+    memory_error,
+)
+from cudakit.memory.snapshot import Ids, Ints, Mask
 
-if TYPE_CHECKING:
-    from cudakit.memory.load.native import NativeTree
+try:
+    from cudakit.memory.load._pickled import PickledTree
+except ImportError:  # the package was installed without a C compiler
+    HAS_COMPILED_READER = False
+else:
+    HAS_COMPILED_READER = True
 
 _HINT_COPY = "copy the file again, or take the snapshot again"
 
@@ -36,43 +55,6 @@ _DAMAGE_REASONS = {
 }
 
 
-def read(content: bytes, budget: Budget | None = None, *, native: bool | None = None) -> Tree:
-    """Parse a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
-
-    ``budget`` is that of the file; None is the budget of an uncompressed file. ``native`` chooses the
-    machine: True is the compiled one (raises ImportError if it is missing), False the one in Python, None
-    the compiled one if it is installed. Raises SnapshotError if the file is truncated or damaged, or contains
-    anything else.
-    """
-    budget = budget or Budget(len(content), len(content))
-    native_tree = None if native is False else _native_tree(is_required=native is True)
-    try:
-        if native_tree is not None:
-            return native_tree(content, budget)
-        budget.check_objects(_estimated_object_bytes(content))
-        return ObjectTree(_read_objects(content), budget)
-    except ValueError as error:
-        reason, offset = error.args
-        if reason == "memory_limit":
-            raise memory_error(budget.tree_bytes) from None
-        raise _rejection(content, reason, offset) from None
-
-
-def has_compiled_reader() -> bool:
-    """Return whether the package was installed with the compiled reader."""
-    return _native_tree(is_required=False) is not None
-
-
-def _native_tree(*, is_required: bool) -> type[NativeTree] | None:
-    try:
-        from cudakit.memory.load.native import NativeTree
-    except ImportError:
-        if is_required:
-            raise
-        return None
-    return NativeTree
-
-
 # Size in bytes of the Python object that each opcode creates: lists and tuples (created as lists),
 # dictionaries, and the stack that MARK begins. All other opcodes of real snapshots create 4 bytes of objects
 # per byte of the file.
@@ -88,11 +70,25 @@ _OBJECT_BYTES = {
 }
 
 
-def _estimated_object_bytes(content: bytes) -> int:
-    container_bytes = sum(
-        content.count(opcode) * object_size for opcode, object_size in _OBJECT_BYTES.items()
-    )
-    return container_bytes + 4 * len(content)
+def read(content: bytes, budget: Budget | None = None, *, native: bool | None = None) -> Tree:
+    """Parse a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
+
+    ``budget`` is that of the file; None is the budget of an uncompressed file. ``native`` chooses the
+    machine: True is the compiled one, False the one in Python, None the compiled one if it is installed.
+    Raises SnapshotError if the file is truncated or damaged, or contains anything else.
+    """
+    budget = budget or Budget(len(content), len(content))
+    try:
+        if HAS_COMPILED_READER if native is None else native:
+            return NativeTree(content, budget)
+        containers = sum(content.count(opcode) * size for opcode, size in _OBJECT_BYTES.items())
+        budget.check_objects(containers + 4 * len(content))
+        return ObjectTree(_read_objects(content), budget)
+    except ValueError as error:
+        reason, offset = error.args
+        if reason == "memory_limit":
+            raise memory_error(budget.tree_bytes) from None
+        raise _rejection(content, reason, offset) from None
 
 
 def _read_objects(content: bytes) -> Any:
@@ -141,3 +137,107 @@ def _opcode_error(name: str) -> str:
     if name.startswith("0x"):
         return f"{name} is not an opcode: the file is not a pickle, or it is damaged"
     return f"opcode {name} makes an object that no memory snapshot holds, so nothing was loaded"
+
+
+# Return values of ``PickledTree.kind``.
+_LIST_KIND = "a list"
+_DICTIONARY_KIND = "a dictionary"
+
+
+class NativeTree:
+    """A Tree in flat memory, built by the compiled pickle machine.
+
+    Raises ValueError(reason word, offset) if the file is rejected, as ``Machine.run`` does.
+    """
+
+    def __init__(self, content: bytes, budget: Budget) -> None:
+        self._nodes = PickledTree(
+            content, os.urandom(16), _convert_for_native, budget.tree_bytes, MAX_KEYS
+        )
+        self.budget = budget
+
+    @property
+    def root(self) -> int:
+        return self._nodes.root
+
+    def plain_object(self, handle: int) -> Any:
+        if self._nodes.kind(handle) in (_LIST_KIND, _DICTIONARY_KIND):
+            check_subtree(handle, self._nodes.length, self._child_handles)
+        return self._plain_value(handle)
+
+    def texts(self, handles: Handles) -> list[str]:
+        return self._nodes.texts(_aligned(handles))
+
+    def _child_handles(self, handle: int) -> list[int]:
+        node_kind = self._nodes.kind(handle)
+        if node_kind == _LIST_KIND:
+            items = np.empty(self._nodes.length(handle), np.uint64)
+            self._nodes.gather(np.array([handle], np.uint64), items)
+            return list(items.tolist())
+        return list(self._nodes.members(handle).values()) if node_kind == _DICTIONARY_KIND else []
+
+    def _plain_value(self, handle: int) -> Any:
+        node_kind = self._nodes.kind(handle)
+        if node_kind == _LIST_KIND:
+            return [self._plain_value(child_handle) for child_handle in self._child_handles(handle)]
+        if node_kind == _DICTIONARY_KIND:
+            members = self._nodes.members(handle)
+            return {key: self._plain_value(value) for key, value in members.items()}
+        return self._nodes.scalar(handle)
+
+    def members(self, handle: int) -> dict[str, int]:
+        with _raise_kind_errors(_DICTIONARY_KIND):
+            return self._nodes.members(handle)
+
+    def is_list(self, handle: int) -> bool:
+        return self._nodes.kind(handle) == _LIST_KIND
+
+    def children(self, lists: Handles) -> tuple[Ints, Handles]:
+        lists = _aligned(lists)
+        counts = np.empty(len(lists), np.int64)
+        with _raise_kind_errors(_LIST_KIND):
+            self._nodes.lengths(lists, counts)
+        item_count = int(counts.sum())
+        self.budget.spend_items(item_count)
+        items = np.empty(item_count, np.uint64)
+        self._nodes.gather(lists, items)
+        return counts, items
+
+    def column(self, dicts: Handles, key: str) -> Handles:
+        values = np.empty(len(dicts), np.uint64)
+        with _raise_kind_errors(_DICTIONARY_KIND):
+            self._nodes.column(_aligned(dicts), values, key)
+        return values
+
+    def integers(self, handles: Handles) -> tuple[Ints, Mask]:
+        numbers, is_integer = np.empty(len(handles), np.int64), np.empty(len(handles), np.bool_)
+        self._nodes.integers(_aligned(handles), numbers, is_integer)
+        return numbers, is_integer
+
+    def intern(self, handles: Handles) -> tuple[Ids, Handles]:
+        ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
+        self._nodes.intern(_aligned(handles), ids, nodes)
+        # The copy lets the larger array be freed.
+        return ids, nodes[: int(ids.max(initial=-1)) + 1].copy()
+
+
+def _aligned(handles: Handles) -> Handles:
+    return np.require(handles, np.uint64, ["C_CONTIGUOUS", "ALIGNED"])
+
+
+@contextmanager
+def _raise_kind_errors(kind: str) -> Iterator[None]:
+    """Raise SnapshotError if a node is not of a kind."""
+    try:
+        yield
+    except ValueError as error:
+        reason, kind_of_node = error.args
+        raise (keys_error() if reason == "keys" else kind_error(kind, kind_of_node)) from None
+
+
+def _convert_for_native(opcode: int, argument_bytes: bytes) -> bool | float | str | bytes:
+    """Return an argument's value; integers as bytes in two's complement, as ``push_object`` expects."""
+    argument = convert_argument(opcode, argument_bytes)
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return argument.to_bytes(argument.bit_length() // 8 + 1, "little", signed=True)
+    return argument

@@ -12,16 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from cudakit.errors import one_of
-from cudakit.memory.analyze.call_sites import StackTable
-from cudakit.memory.analyze.moments import state_at, time_of
-from cudakit.memory.analyze.step_peaks import StepHistory
-from cudakit.memory.analyze.steps import last_mark_at, open_ranges_at
-from cudakit.memory.record.pools import POOL_NAMES
-from cudakit.memory.replay import Replay
+from cudakit.memory.call_sites import StackTable
+from cudakit.memory.growth import StepHistory
+from cudakit.memory.history import History, state_at
 from cudakit.memory.result import Cause, Oom, ReplayedRemedy
-from cudakit.memory.snapshot import DeviceTrace, Snapshot
-from cudakit.memory.verdict.causes import causes_of
-from cudakit.memory.verdict.device_causes import limit_remedy
+from cudakit.memory.snapshot import POOL_NAMES, DeviceTrace, Snapshot, time_of
+from cudakit.memory.steps import last_mark_at, open_ranges_at
+from cudakit.memory.verdict.causes import causes_of, limit_remedy
 from cudakit.memory.verdict.failure import Failure, failure_at
 from cudakit.memory.verdict.trials import replay_changes, replayed_limit_bytes
 from cudakit.memory.whatif.replay import NewAllocator
@@ -40,7 +37,7 @@ def find_ooms(
     snapshot: Snapshot,
     trace: DeviceTrace,
     stacks: StackTable,
-    trace_replay: Replay,
+    trace_replay: History,
     steps: StepHistory,
     new_allocator: NewAllocator | None,
 ) -> tuple[Oom, ...]:

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.memory.analyze.call_sites import StackTable
-from cudakit.memory.analyze.step_peaks import StepHistory
-from cudakit.memory.record.pools import POOL_NAMES
-from cudakit.memory.replay import Replay
-from cudakit.memory.replay.layout import Layout
-from cudakit.memory.snapshot import DeviceTrace, Ints, Mask, SegmentKind, Snapshot
+from cudakit.memory.call_sites import StackTable
+from cudakit.memory.growth import StepHistory
+from cudakit.memory.history import History, Layout
+from cudakit.memory.snapshot import POOL_NAMES, DeviceTrace, Ints, Mask, SegmentKind, Snapshot
 from cudakit.torch_rules.oom_verdict import FailedRequest
 from cudakit.torch_rules.sizes import MAX_SMALL_BYTES
 
@@ -34,7 +32,7 @@ class Failure:
     # Limit of the process as a fraction of the device; None if not recorded.
     memory_fraction: float | None
     layout: Layout  # segments and blocks before the request
-    trace_replay: Replay
+    trace_replay: History
     steps: StepHistory
     stacks: StackTable
 
@@ -72,7 +70,7 @@ def failure_at(
     *,
     snapshot: Snapshot,
     trace: DeviceTrace,
-    trace_replay: Replay,
+    trace_replay: History,
     steps: StepHistory,
     stacks: StackTable,
 ) -> Failure:

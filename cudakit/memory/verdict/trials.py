@@ -16,20 +16,20 @@ from typing import Final
 import numpy as np
 
 from cudakit.errors import CudakitError
-from cudakit.memory.record.pools import POOL_NAMES
 from cudakit.memory.result import ReplayedRemedy
-from cudakit.memory.snapshot import DeviceTrace, Events, Snapshot, take
-from cudakit.memory.verdict.device_causes import is_shared
+from cudakit.memory.snapshot import POOL_NAMES, DeviceTrace, Events, Snapshot, take
+from cudakit.memory.verdict.causes import is_shared
 from cudakit.memory.verdict.failure import Failure
 from cudakit.memory.whatif.program import (
     NO_WAIT,
     Program,
     Recording,
     Step,
+    limit_of,
     program_of,
     recording_of,
+    settings_of,
 )
-from cudakit.memory.whatif.recorded_outcome import limit_of, settings_of
 from cudakit.memory.whatif.replay import (
     NewAllocator,
     ReplayedRequest,

@@ -15,7 +15,7 @@ import pytest
 from memory.load.files import MIB, zstd
 
 from cudakit.errors import SnapshotError
-from cudakit.memory.load import source
+from cudakit.memory import load
 
 CONTENT = bytes(range(256)) * 50
 
@@ -31,7 +31,7 @@ def refused(tmp_path: Path) -> Callable[[bytes], SnapshotError]:
         path = tmp_path / "file"
         path.write_bytes(content)
         with pytest.raises(SnapshotError) as caught:
-            source.read(str(path))
+            load.read(str(path))
         assert str(path) in caught.value.message
         assert caught.value.hint
         return caught.value
@@ -48,7 +48,7 @@ def chance(size: int, seed: int = 0) -> bytes:
 def read(tmp_path: Path, content: bytes) -> bytes:
     path = tmp_path / "file"
     path.write_bytes(content)
-    found = source.read(str(path))
+    found = load.read(str(path))
     assert found.name == str(path)
     return found.content
 
@@ -135,7 +135,7 @@ def test_torch_save_archive_is_recognized(
 )
 def test_path_that_is_not_a_file_is_rejected_by_name(path: str, why: str) -> None:
     with pytest.raises(SnapshotError) as caught:
-        source.read(path)
+        load.read(path)
     assert why in caught.value.message
     assert caught.value.hint
 
@@ -147,7 +147,7 @@ def test_unreadable_file_is_rejected(tmp_path: Path) -> None:
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
     with pytest.raises(SnapshotError, match="Permission denied"):
-        source.read(str(path))
+        load.read(str(path))
 
 
 def test_pipe_is_read_to_its_end() -> None:
@@ -155,14 +155,14 @@ def test_pipe_is_read_to_its_end() -> None:
     os.write(writing, CONTENT)
     os.close(writing)
     try:
-        assert source.read(f"/dev/fd/{reading}").content == CONTENT
+        assert load.read(f"/dev/fd/{reading}").content == CONTENT
     finally:
         os.close(reading)
 
 
 def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(CONTENT))))
-    found = source.read("-")
+    found = load.read("-")
     assert (found.name, found.content) == ("standard input", CONTENT)
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from cudakit.errors import SnapshotError
 from cudakit.memory.load import pickled
-from cudakit.memory.load.limits import Budget
-from cudakit.memory.load.tree import Handles, ObjectTree, Tree
+from cudakit.memory.load.tree import Budget, Handles, ObjectTree, Tree
 
 HAS_NATIVE = find_spec("cudakit.memory.load._pickled") is not None
 NEEDS_NATIVE = pytest.mark.skipif(not HAS_NATIVE, reason="the native machine was not built")

@@ -13,10 +13,10 @@ from memory.verdict.programs import DEVICE, Gpu
 
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.api.memory import new_allocator
-from cudakit.memory.analyze import MemorySpec, analyze
-from cudakit.memory.record.pools import POOL_IDS
+from cudakit.memory.analyze import analyze
 from cudakit.memory.result import Oom
-from cudakit.memory.snapshot import Snapshot
+from cudakit.memory.selection import MemorySpec
+from cudakit.memory.snapshot import POOL_IDS, Snapshot
 from cudakit.torch_rules.settings import Settings, parse_config
 
 PROGRAMS: list[tuple[str, Callable[[Gpu], None], Mapping[str, Any]]] = [

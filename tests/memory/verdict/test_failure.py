@@ -9,8 +9,9 @@ from memory import builders
 from memory.builders import GIB, KIB, MIB, Block, Segment, oom
 from memory.simulator import Allocator
 
-from cudakit.memory.analyze import MemorySpec, analyze
+from cudakit.memory.analyze import analyze
 from cudakit.memory.result import Oom
+from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import BlockState, SegmentKind, Snapshot
 from cudakit.memory.verdict import MAX_OOMS
 

@@ -16,12 +16,13 @@ from memory.verdict.programs import DEVICE, Gpu, Tensor
 
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.api.memory import new_allocator
-from cudakit.memory.analyze import MemorySpec, analyze
-from cudakit.memory.analyze.call_sites import StackTable
-from cudakit.memory.analyze.step_peaks import step_history
+from cudakit.memory.analyze import analyze
+from cudakit.memory.call_sites import StackTable
+from cudakit.memory.growth import step_history
+from cudakit.memory.history import reconstruct
 from cudakit.memory.load import load
-from cudakit.memory.replay import replay
 from cudakit.memory.result import Oom, ReplayedRemedy
+from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import Snapshot
 from cudakit.memory.verdict.failure import failure_at
 from cudakit.memory.verdict.trials import ReplayLimits, replay_changes
@@ -99,7 +100,7 @@ def fragmented_after_many_events(gpu: Gpu) -> None:
 
 def replayed_remedies(snapshot: Snapshot, limits: ReplayLimits) -> tuple[ReplayedRemedy, ...]:
     trace = snapshot.devices[0]
-    history = replay(snapshot, trace)
+    history = reconstruct(snapshot, trace)
     failure = failure_at(
         int(np.flatnonzero(trace.events.action == Action.OOM)[-1]),
         snapshot=snapshot,

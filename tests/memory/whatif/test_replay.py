@@ -20,10 +20,10 @@ from memory.whatif.recordings import (
 )
 
 from cudakit.api.memory import new_allocator, replay_snapshots
+from cudakit.memory.result import Outcome
 from cudakit.memory.whatif import WhatIfSpec
 from cudakit.memory.whatif.program import program_of, recording_of
 from cudakit.memory.whatif.replay import replay
-from cudakit.memory.whatif.result import Outcome
 from cudakit.torch_rules.settings import Settings
 
 LAW = settings(max_examples=50, deadline=None)

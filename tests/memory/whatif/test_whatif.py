@@ -18,9 +18,9 @@ from memory.whatif.recordings import GIB, Program, read
 from cudakit.api.memory import replay_snapshots
 from cudakit.errors import InputError, SnapshotError, Unsupported, UsageError
 from cudakit.memory.load import load
+from cudakit.memory.result import DeviceWhatIf, Limit
 from cudakit.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.memory.whatif import WhatIfSpec
-from cudakit.memory.whatif.result import DeviceWhatIf, Limit
 from cudakit.torch_rules.settings import Settings
 
 ROOT = Path(__file__).parents[3]

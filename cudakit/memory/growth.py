@@ -1,0 +1,316 @@
+"""The peak of each step, and the growth from step to step by call site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.memory.call_sites import StackTable
+from cudakit.memory.history import History, live_at
+from cudakit.memory.history.allocations import Allocations
+from cudakit.memory.result import DiffRow, Leak, StepPeak, Steps
+from cudakit.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot, time_of
+from cudakit.memory.steps import step_moments
+
+# Maximum number of compared steps: the median slope is taken over all pairs of steps.
+_MAX_COMPARED_STEPS = 256
+_MAX_LISTED_STEPS = 1000
+# A smaller rise of the peaks, as a share of the last peak, counts as noise.
+_MIN_RISE = 0.1
+# Minimum share of the steps in the second half whose peak exceeds all earlier peaks.
+_MIN_RECORD_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StepHistory:
+    """The steps of a trace, with the peak of each; most arrays have one item per step.
+
+    A step lasts from one boundary in ``bounds`` to the next boundary. The last step lasts until its end if
+    the trace records the end, else until the end of the trace.
+    """
+
+    source: str  # source of the steps, as in ``Steps``
+    bounds: Ints  # the moments between steps
+    first_moments: Ints  # the moment at which each step starts
+    end_event: int  # the first event after the last step
+    peak_bytes: Ints  # requested bytes at the peak of each step
+    requested_bytes: Ints  # requested bytes at every moment of the trace
+
+    def __len__(self) -> int:
+        return len(self.first_moments)
+
+    def number_at(self, moment: int) -> int:
+        """Return the number of the step that contains a moment; -1: before the first step.
+
+        After the last step, the number is that of the next step, which has not begun.
+        """
+        if moment >= self.end_event:
+            return len(self)
+        return int(np.searchsorted(self.first_moments, moment, side="right")) - 1
+
+    def end_moment(self, step: int) -> int:
+        """Return the first moment after a step. The last step includes the moment after its last event."""
+        return int(self.first_moments[step + 1]) if step + 1 < len(self) else self.end_event + 1
+
+    def last_event(self, step: int) -> int:
+        """Return the last event of a step."""
+        return (int(self.first_moments[step + 1]) if step + 1 < len(self) else self.end_event) - 1
+
+    def peak_moment(self, step: int) -> int:
+        """Return the moment of the peak of a step."""
+        first_moment = int(self.first_moments[step])
+        return first_moment + int(
+            self.requested_bytes[first_moment : self.end_moment(step)].argmax()
+        )
+
+
+def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: History) -> StepHistory:
+    """Return the steps of a trace; without any step, the arrays are empty."""
+    source, step_bounds, has_end = step_moments(snapshot, trace)
+    starts = step_bounds[:-1] if has_end else step_bounds
+    end_event = int(step_bounds[-1]) if has_end else trace_replay.n_events
+    requested_bytes = trace_replay.curves.requested
+    first_moments = np.unique(starts[starts < trace_replay.n_events])
+    peak_bytes = (
+        np.maximum.reduceat(requested_bytes[: end_event + 1], first_moments)
+        if len(first_moments)
+        else first_moments
+    )
+    return StepHistory(source, step_bounds, first_moments, end_event, peak_bytes, requested_bytes)
+
+
+def is_rising(peaks: Ints) -> bool:
+    """Return whether the peaks of consecutive steps keep rising, including the last steps.
+
+    A single high peak at the end, or a rise of the first steps only, is not growth.
+    """
+    if len(peaks) < 3:
+        return False
+    half_count, highest_so_far = len(peaks) // 2, np.maximum.accumulate(peaks)
+    is_record = peaks[half_count:] > np.maximum(highest_so_far[half_count - 1 : -1], 1)
+    rise_bytes = int(peaks[half_count:].max() - highest_so_far[half_count - 1])
+    last_rise_bytes = int(peaks[-1] - highest_so_far[-2])
+    return bool(
+        np.count_nonzero(is_record) >= max(2, _MIN_RECORD_SHARE * len(is_record))
+        and rise_bytes >= _MIN_RISE * peaks[-1]
+        and last_rise_bytes <= 0.7 * (peaks[-1] - peaks.min())
+        and peaks[-1] >= 0.9 * peaks.max()
+    )
+
+
+def theil_sen(steps: Ints, values: Ints) -> float:
+    """Return the median slope over all pairs of points (Sen 1968), which is robust against outliers."""
+    first_index, second_index = np.triu_indices(len(steps), 1)
+    return float(
+        np.median(
+            (values[second_index] - values[first_index])
+            / (steps[second_index] - steps[first_index])
+        )
+    )
+
+
+def evenly_spaced(item_count: int, max_count: int) -> Ints:
+    """Return up to ``max_count`` indices below ``item_count``, evenly spaced, with the first and the last."""
+    if item_count == 0:
+        return np.zeros(0, np.int64)
+    return np.unique(
+        np.linspace(0, item_count - 1, min(item_count, max_count)).round().astype(np.int64)
+    )
+
+
+def steps_of(
+    history: StepHistory,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    stacks: StackTable,
+    trace_replay: History,
+) -> Steps:
+    """Return the peak of each step, and the memory that grew between the first and the last step."""
+    compared_steps = evenly_spaced(len(history), _MAX_COMPARED_STEPS)
+    slope = (
+        theil_sen(compared_steps, history.peak_bytes[compared_steps]) if len(history) > 1 else 0.0
+    )
+    listed_steps = evenly_spaced(len(history), _MAX_LISTED_STEPS).tolist()
+    return Steps(
+        source=history.source,
+        count=len(history.bounds),
+        peaks=tuple(
+            _step_peak(history, snapshot, trace, trace_replay, step) for step in listed_steps
+        ),
+        rising=is_rising(history.peak_bytes),
+        growth_bytes_per_step=round(slope),
+        site_growth=_growth_of_sites(stacks, trace_replay.allocations, history),
+    )
+
+
+def _step_peak(
+    history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, trace_replay: History, step: int
+) -> StepPeak:
+    first_moment, end_moment = int(history.first_moments[step]), history.end_moment(step)
+    return StepPeak(
+        step=step,
+        first_event=first_moment,
+        last_event=history.last_event(step),
+        peak_event=history.peak_moment(step) - 1,
+        time_us=time_of(snapshot, trace, first_moment),
+        requested_bytes=int(history.peak_bytes[step]),
+        start_bytes=int(history.requested_bytes[first_moment]),
+        reserved_bytes=int(trace_replay.curves.reserved[first_moment:end_moment].max()),
+    )
+
+
+def _growth_of_sites(
+    stacks: StackTable, allocations: Allocations, history: StepHistory
+) -> tuple[DiffRow, ...]:
+    if len(history) < 2:
+        return ()
+    first_peak, last_peak = history.peak_moment(0), history.peak_moment(len(history) - 1)
+    return growth_between(stacks, allocations, first_peak, last_peak)
+
+
+def growth_between(
+    stacks: StackTable, allocations: Allocations, moment_before: int, moment_after: int
+) -> tuple[DiffRow, ...]:
+    """Return the requested bytes by call stack at two moments, the largest growth first."""
+    n_stacks = len(stacks.snapshot.stacks)
+    totals_by_moment = []
+    for moment in (moment_before, moment_after):
+        live_allocations = live_at(allocations, moment)
+        stack_ids = allocations.stack[live_allocations]
+        bytes_by_stack = np.bincount(
+            stack_ids, weights=allocations.requested[live_allocations], minlength=n_stacks
+        )
+        totals_by_moment.append(
+            (bytes_by_stack.astype(np.int64), np.bincount(stack_ids, minlength=n_stacks))
+        )
+    (bytes_before, count_before), (bytes_after, count_after) = totals_by_moment
+    change_bytes = bytes_after - bytes_before
+    changed_stacks = np.flatnonzero(change_bytes)
+    return tuple(
+        DiffRow(
+            change_bytes=int(change_bytes[stack_ids]),
+            before_bytes=int(bytes_before[stack_ids]),
+            after_bytes=int(bytes_after[stack_ids]),
+            before_count=int(count_before[stack_ids]),
+            after_count=int(count_after[stack_ids]),
+            stack=stacks.frames(stack_ids),
+            site=stacks.site_index(stack_ids),
+        )
+        for stack_ids in changed_stacks[
+            np.argsort(-change_bytes[changed_stacks], kind="stable")
+        ].tolist()
+    )
+
+
+def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return stack ids, and their live bytes and counts as arrays of shape (stacks, moments)."""
+    stack_ids, stack_rows = np.unique(allocations.stack, return_inverse=True)
+    stack_rows = stack_rows.reshape(-1)
+    # An allocation is live at the moments with begin < moment <= end: its bytes are added at the first of
+    # these moments, and subtracted after the last one.
+    first_live_moment = np.searchsorted(moments, allocations.begin, side="right")
+    first_dead_moment = np.searchsorted(moments, allocations.end, side="right")
+    shape = len(stack_ids), len(moments) + 1
+    live_bytes, live_counts = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
+    for moment_index, sign in ((first_live_moment, 1), (first_dead_moment, -1)):
+        cell_index = stack_rows * shape[1] + moment_index
+        live_bytes += sign * np.bincount(
+            cell_index, weights=allocations.size, minlength=len(live_bytes)
+        )
+        live_counts += sign * np.bincount(cell_index, minlength=len(live_counts))
+    return (
+        stack_ids.astype(np.int64),
+        np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_counts.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+    )
+
+
+def is_growing(live_bytes: Ints) -> Mask:
+    """Return a mask: stacks whose bytes never shrink, and grow in most intervals, also in the second half."""
+    changes = np.diff(live_bytes, axis=1)
+    later_changes = changes[:, changes.shape[1] // 2 :]
+    never_shrinks = (changes >= 0).all(axis=1)
+    mostly_grows = (changes > 0).mean(axis=1) >= 0.5
+    still_grows = (later_changes > 0).mean(axis=1) >= 0.5
+    is_growing_row: Mask = never_shrinks & mostly_grows & still_grows
+    return is_growing_row
+
+
+# --- Find call stacks that hold more memory after each step ----------------------------------------
+
+_MIN_STEPS = 3
+# Maximum number of compared steps: the slope is computed from all pairs of steps.
+_MAX_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingStacks:
+    """Call stacks whose live memory grows from step to step; arrays have one row per stack."""
+
+    ids: Ints
+    live_bytes: Ints  # bytes of live blocks at each compared moment
+    counts: Ints  # number of live blocks at each compared moment
+    bytes_at_end: Ints  # live bytes at the end
+    counts_at_end: Ints  # number of live blocks at the end
+    steps: Ints  # step number of each compared moment
+
+
+def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> GrowingStacks:
+    """Return the call stacks whose live bytes never shrink from step to step and grow in most steps.
+
+    ``bounds`` are the moments between steps. Growth in the first half only (caches, optimizer state,
+    workspaces) does not count. Neither does memory that is freed by ``end_moment``.
+    """
+    bounds = bounds[bounds <= end_moment]
+    if len(bounds) < _MIN_STEPS:
+        no_ids, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
+        return GrowingStacks(no_ids, no_rows, no_rows, no_ids, no_ids, np.arange(len(bounds)))
+    sampled_indices = evenly_spaced(len(bounds), _MAX_STEPS)
+    stack_ids, live_bytes, live_counts = live_totals_at(
+        allocations, np.append(bounds[sampled_indices], end_moment)
+    )
+    bytes_at_end, counts_at_end = live_bytes[:, -1], live_counts[:, -1]
+    live_bytes, live_counts = live_bytes[:, :-1], live_counts[:, :-1]
+    is_growing_stack = is_growing(live_bytes) & (
+        2 * bytes_at_end > live_bytes[:, 0] + live_bytes[:, -1]
+    )
+    return GrowingStacks(
+        stack_ids[is_growing_stack],
+        live_bytes[is_growing_stack],
+        live_counts[is_growing_stack],
+        bytes_at_end[is_growing_stack],
+        counts_at_end[is_growing_stack],
+        sampled_indices,
+    )
+
+
+def find_leaks(
+    stacks: StackTable, allocations: Allocations, bounds: Ints, n_events: int
+) -> tuple[Leak, ...]:
+    """Return the growing call stacks, the fastest growth first."""
+    growing = growing_stacks(allocations, bounds, n_events)
+    leaks = [
+        _leak(stacks, stack, live_bytes, block_counts, growing.steps)
+        for stack, live_bytes, block_counts in zip(
+            growing.ids.tolist(),
+            growing.live_bytes,
+            growing.counts,
+            strict=True,
+        )
+    ]
+    return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
+
+
+def _leak(
+    stacks: StackTable, stack_index: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
+) -> Leak:
+    return Leak(
+        bytes_per_step=round(theil_sen(step_numbers, live_bytes)),
+        count_per_step=theil_sen(step_numbers, block_counts),
+        bytes=int(live_bytes[-1]),
+        count=int(block_counts[-1]),
+        growth=tuple(live_bytes.tolist()),
+        stack=stacks.frames(stack_index),
+        site=stacks.site_index(stack_index),
+    )

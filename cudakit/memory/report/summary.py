@@ -1,0 +1,568 @@
+"""The first part of a report: the answer, the reliability of the file, failed allocations, and totals."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cudakit.memory.call_sites import site_name
+from cudakit.memory.history import State
+from cudakit.memory.report.rows import (
+    NO_STACK,
+    device_name,
+    moment_name,
+    stack_value,
+    step_definition,
+    table,
+)
+from cudakit.memory.result import (
+    Cause,
+    DeviceMemory,
+    DiffRow,
+    Leak,
+    Oom,
+    Peak,
+    ReplayedRemedy,
+)
+from cudakit.memory.snapshot import pool_name
+from cudakit.memory.verdict import replays_sentence
+from cudakit.report.document import (
+    Bytes,
+    Chart,
+    Column,
+    Count,
+    Facts,
+    Marker,
+    Node,
+    Note,
+    Series,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import format_bytes, format_count, format_ratio
+
+# --- the answer ------------------------------------------------------------------------------------
+
+
+def answer(device: DeviceMemory) -> Iterator[Note]:
+    """Yield three notes: the state, the cause, and the action."""
+    yield _state_note(device)
+    yield Note("info", _cause_note(device), evidence=evidence(device))
+    yield Note("info", f"Action: {_action_note(device)}", settings=recommended_settings(device))
+
+
+def _state_note(device: DeviceMemory) -> Note:
+    if device.ooms:
+        oom, earlier_count = device.ooms[-1], len(device.ooms) - 1
+        earlier_text = (
+            f" ({earlier_count:,} earlier allocation{'s' * (earlier_count > 1)} failed too.)"
+            if earlier_count
+            else ""
+        )
+        return Note(
+            "error",
+            f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
+            f" {format_count(oom.event)}{_failure_place(device, oom)}:"
+            f" {format_bytes(oom.state.active_bytes)} in use,"
+            f" {format_bytes(oom.state.reserved_bytes)} reserved,"
+            f" {format_bytes(oom.device_free_bytes)}{_device_share_text(oom)}.{earlier_text}",
+        )
+    if device.leaks:
+        return Note("warn", growth_sentence(device))
+    peak = device.peak
+    if not device.events:
+        requested_text = format_bytes(device.end.requested_bytes)
+        reserved_text = format_bytes(device.end.reserved_bytes)
+        return Note(
+            "info",
+            f"Without a trace, only the end is known: {requested_text} requested, {reserved_text} reserved.",
+        )
+    size_text = (
+        f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak)},"
+        f" at most {format_bytes(peak.highest_reserved_bytes)} reserved"
+    )
+    if device.steps.rising:
+        return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {size_text}.")
+    if device.steps.source == "none":
+        return Note(
+            "ok", f"No allocation failed: {size_text}. Growth between steps was not checked."
+        )
+    return Note(
+        "ok",
+        f"No allocation failed, and no call stack holds more memory after each step: {size_text}.",
+    )
+
+
+def _failure_place(device: DeviceMemory, oom: Oom) -> str:
+    """Return the annotation, the pool and the stream of a failed request.
+
+    If all steps have the same annotation, its name does not identify the step: the step has a number.
+    """
+    place_text = f"{pool_name(oom.pool)} pool, stream {oom.stream}"
+    source_kind, _, step_name = device.steps.source.partition(" ")
+    if source_kind == "annotation" and not step_name.endswith("#"):
+        for peak in device.steps.peaks:
+            if peak.first_event <= oom.event <= peak.last_event:
+                inner_ranges = () if oom.ranges == (step_name,) else oom.ranges
+                inner_text = in_annotation(replace(oom, ranges=inner_ranges))
+                return (
+                    f" in step {format_count(peak.step)}, counted from 0{',' * bool(inner_text)}"
+                    f"{inner_text} ({step_definition(device)}; {place_text})"
+                )
+    return f"{in_annotation(oom)} ({place_text})"
+
+
+_MAX_SHOWN_RANGES = 3
+_MAX_NAME_LENGTH = 60  # maximum length of the name of an annotation or a mark
+
+
+def in_annotation(oom_or_peak: Oom | Peak) -> str:
+    """Return the innermost annotations of an event, and the last mark before the event; ``""`` without any.
+
+    For example: `` in annotation 'step 7 / backward' after mark 'warm-up ended'``.
+    """
+    inner_names = [_shortened(name) for name in oom_or_peak.ranges[-_MAX_SHOWN_RANGES:]]
+    outer_names = ["…"] if len(oom_or_peak.ranges) > len(inner_names) else []
+    annotation_text = (
+        f" in annotation '{' / '.join(outer_names + inner_names)}'" if inner_names else ""
+    )
+    mark_text = (
+        f" after mark '{_shortened(oom_or_peak.last_mark)}'" if oom_or_peak.last_mark else ""
+    )
+    return annotation_text + mark_text
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 1]}…"
+
+
+def _device_share_text(oom: Oom) -> str:
+    total_text = (
+        f" ({format_bytes(oom.device_total_bytes)} in total)" if oom.device_total_bytes else ""
+    )
+    limit_text = ", but beyond the memory limit of this process" if oom.limited else ""
+    return f" free on the device{total_text}{limit_text}"
+
+
+def rising_sentence(device: DeviceMemory) -> str:
+    """Return a part of a sentence: how much the peaks of the steps rise."""
+    steps = device.steps
+    return (
+        f"the peak of each step rises from {format_bytes(steps.peaks[0].requested_bytes)} to"
+        f" {format_bytes(steps.peaks[-1].requested_bytes)} over {format_count(steps.peaks[-1].step + 1)}"
+        " steps"
+    )
+
+
+def growth_sentence(device: DeviceMemory) -> str:
+    """Return a sentence: how many call stacks hold more memory after each step, and how much memory."""
+    leak_count = len(device.leaks)
+    growth_text = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
+    if leak_count == 1:
+        return f"1 call stack holds {growth_text} more memory after each step."
+    return f"{leak_count:,} call stacks together hold {growth_text} more memory after each step."
+
+
+def _cause_name(cause: Cause) -> str:
+    return cause.id.replace("_", " ")
+
+
+def _cause_line(cause: Cause) -> str:
+    """Return a cause in one line: its name, then its sentence, which may end with the name in parentheses."""
+    cause_name = _cause_name(cause)
+    return f"{cause_name}: {cause.sentence.removesuffix(f' ({cause_name})')}"
+
+
+def _cause_note(device: DeviceMemory) -> str:
+    if device.ooms:
+        cause = device.ooms[-1].causes[0]
+        cause_name = _cause_name(cause)
+        return f"Cause ({cause_name}): {cause.sentence.removesuffix(f' ({cause_name})')}."
+    if device.leaks:
+        leak = device.leaks[0]
+        site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
+        return f"Largest growth: {site_text}, {format_bytes(leak.bytes)} in use at the last step boundary."
+    if not device.lines:
+        return f"No memory is in use {moment_name(device)}."
+    largest_line = device.lines[0]
+    site_text = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
+    size_text, share_text = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
+    return (
+        f"Largest call site {moment_name(device)}: {site_text}, {size_text} in use ({share_text})."
+    )
+
+
+def _action_note(device: DeviceMemory) -> str:
+    call_names = device.snapshot.calls
+    if device.ooms:
+        return f"{device.ooms[-1].remedies[0]}."
+    if device.leaks:
+        return "find the reference that keeps this memory alive."
+    if not device.events:
+        return f"record a trace: call {call_names.record_trace} before the first allocation."
+    if device.steps.rising:
+        return "limit what grows: section Peak per step lists it by call site."
+    if device.steps.source == "none":
+        return f"mark each step with {call_names.mark_step}, so that growth can be checked."
+    if device.at.name != "peak":
+        return "to lower the peak, start with the largest call site at the peak (--at peak)."
+    return "to lower the peak, start with the largest call site."
+
+
+# --- how reliable the file is ----------------------------------------------------------------------
+
+
+def reliability(device: DeviceMemory) -> Iterator[Note]:
+    """Yield notes: whether the trace and the final state agree, and how to record a better file."""
+    if device.exact:
+        yield Note("ok", _exact_sentence(device))
+    else:
+        yield Note(
+            "warn",
+            _inexact_sentence(device),
+            remedies=("figures at the end are exact; earlier ones may be wrong",),
+        )
+    for warning in device.health.warnings:
+        yield Note("warn", warning)
+    # Without a trace, ``answer`` already contains this advice.
+    for advice in device.health.advice if device.events else ():
+        yield Note("info", advice)
+
+
+def _exact_sentence(device: DeviceMemory) -> str:
+    if not device.events:
+        return f"{device_name(device)}: state at the end, without a trace."
+    return (
+        f"{device_name(device)}: {_events_text(device)}, starting {_first_state_text(device)}; trace and"
+        " final state agree."
+    )
+
+
+def _first_state_text(device: DeviceMemory) -> str:
+    curves = device.replay.curves
+    if curves.active[0]:
+        return "with memory in use"
+    if curves.reserved[0]:
+        return f"with {format_bytes(int(curves.reserved[0]))} reserved, but not in use"
+    return "with no memory in use"
+
+
+def _inexact_sentence(device: DeviceMemory) -> str:
+    contradictions = device.health.contradictions
+    contradiction_texts = ", ".join(
+        f"{count:,} {nouns[count != 1]}"
+        for field, nouns in _CONTRADICTIONS.items()
+        if (count := getattr(contradictions, field))
+    )
+    if not contradiction_texts:
+        return f"{device_name(device)}: {_events_text(device)}; invalid entries of the trace were skipped."
+    times_text = "once" if device.inconsistencies == 1 else f"{device.inconsistencies:,} times"
+    return (
+        f"{device_name(device)}: the trace of {_events_text(device)} and the final state disagree"
+        f" {times_text} ({contradiction_texts})."
+    )
+
+
+def _events_text(device: DeviceMemory) -> str:
+    return "1 event" if device.events == 1 else f"{device.events:,} events"
+
+
+# One and several contradictions of each kind; the keys are the fields of Contradictions.
+_CONTRADICTIONS = {
+    "lost_allocations": (
+        "block without an allocation in the trace",
+        "blocks without an allocation in the trace",
+    ),
+    "lost_frees": ("block without a free in the trace", "blocks without a free in the trace"),
+    "lost_requests": (
+        "completed free without a request in the trace",
+        "completed frees without a request in the trace",
+    ),
+    "sizes": (
+        "block whose sizes in trace and final state differ",
+        "blocks whose sizes in trace and final state differ",
+    ),
+    "segments": ("contradicting segment event", "contradicting segment events"),
+    "over_reserved": (
+        "moment with more memory in use than reserved",
+        "moments with more memory in use than reserved",
+    ),
+}
+
+
+# --- failed allocations ----------------------------------------------------------------------------
+
+
+def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
+    """Show the last ``top`` failed allocations, 0 for all."""
+    shown_ooms = device.ooms if top == 0 else device.ooms[-top:]
+    if len(shown_ooms) < len(device.ooms):
+        yield Note("info", f"The last {len(shown_ooms)} of {len(device.ooms)} failed allocations:")
+    for oom in shown_ooms:
+        if len(device.ooms) > 1:
+            yield Note("error", oom.sentence)
+        yield Facts(
+            (
+                ("requested", Bytes(oom.size_bytes)),
+                ("pool", Text(pool_name(oom.pool))),
+                ("stream", Count(oom.stream)),
+                ("event", Count(oom.event)),
+                (f"free on {device_name(device)}", Bytes(oom.device_free_bytes)),
+                ("allocated", Bytes(oom.state.allocated_bytes)),
+                ("reserved", Bytes(oom.state.reserved_bytes)),
+                ("pending free", Bytes(oom.state.pending_free_bytes)),
+                ("free in all segments", Bytes(oom.free_bytes)),
+                ("largest free block", Bytes(oom.largest_hole_bytes)),
+                ("requested by", stack_value(oom.stack, oom.site)),
+            )
+        )
+        yield Note(
+            "info",
+            "Causes, the root cause first:",
+            remedies=tuple(map(_cause_line, oom.causes)),
+        )
+        yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
+        yield from _replay_table(oom, is_last=oom is device.ooms[-1])
+
+
+def _replay_table(oom: Oom, *, is_last: bool) -> Iterator[Node]:
+    """Show the result of the replays with each change; only the last failure is replayed."""
+    if not oom.replays:
+        if is_last and oom.causes[0].id == "fragmentation":
+            yield Note(
+                "info",
+                "No setting was tested: with the recorded settings, a replay of the events before the failure"
+                " does not fail, or takes too long.",
+            )
+        return
+    yield table(
+        (
+            ("replayed with", "text", lambda replayed: Text(_change_name(replayed))),
+            (
+                "the failed request",
+                "text",
+                lambda replayed: Text("succeeds" if replayed.helps else "fails"),
+            ),
+            ("peak reserved", "number", lambda replayed: Bytes(replayed.peak_reserved_bytes)),
+        ),
+        oom.replays,
+        'Rows marked "program:" replay a change of the program, not a setting.'
+        if any(map(_changes_program, oom.replays))
+        else "",
+    )
+    if sentence := replays_sentence(oom):
+        yield Note("info", sentence)
+
+
+def _change_name(replayed: ReplayedRemedy) -> str:
+    return f"program: {replayed.change}" if _changes_program(replayed) else replayed.change
+
+
+def _changes_program(replayed: ReplayedRemedy) -> bool:
+    return replayed.settings is None and replayed.cause == "fragmentation"
+
+
+# --- several devices -------------------------------------------------------------------------------
+
+# Ranks of a balanced program differ by less than this share of the median peak.
+_MIN_OUTLIER_EXCESS = 0.05
+
+
+def overview(devices: Sequence[DeviceMemory]) -> Table:
+    """Compare devices of one or several files in a row each."""
+    return table(
+        (
+            ("file", "text", lambda device: Text(device.file)),
+            ("device", "text", lambda device: Text(device_name(device))),
+            ("OOMs", "number", lambda device: Count(len(device.ooms))),
+            ("peak requested", "number", lambda device: Bytes(device.peak.requested_bytes)),
+            (
+                "highest reserved",
+                "number",
+                lambda device: Bytes(device.peak.highest_reserved_bytes),
+            ),
+            ("end allocated", "number", lambda device: Bytes(device.end.allocated_bytes)),
+            ("end reserved", "number", lambda device: Bytes(device.end.reserved_bytes)),
+            ("events", "number", lambda device: Count(device.events)),
+        ),
+        devices,
+        _outlier_sentence(devices),
+    )
+
+
+def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
+    """Return a sentence on a rank whose peak is much higher, because work is unbalanced; "" if none is."""
+    sorted_peaks = sorted(device.peak.requested_bytes for device in devices)
+    median_peak = sorted_peaks[len(sorted_peaks) // 2]
+    highest_device = max(devices, key=lambda device: device.peak.requested_bytes)
+    relative_excess = highest_device.peak.requested_bytes / median_peak - 1 if median_peak else 0.0
+    if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
+        return ""
+    device_text = f"{highest_device.file} {device_name(highest_device)}"
+    if relative_excess >= 1:
+        excess_text = f"{1 + relative_excess:.1f} times the median"
+    else:
+        excess_text = f"{relative_excess:.0%} above the median"
+    return f"The peak of {device_text} is {excess_text} of the requested peaks in this table."
+
+
+# --- totals ----------------------------------------------------------------------------------------
+
+
+def totals(device: DeviceMemory) -> Table:
+    """Show the totals at the chosen moment and at the end, and their maxima; without a trace, at the end."""
+    states = [("at end", device.end)]
+    if device.at.name != "end" and device.events:
+        title = (
+            f"at event {device.at.event:,}"
+            if device.at.name == "event"
+            else {"oom": "at failure"}.get(device.at.name, f"at {device.at.name}")
+        )
+        states.insert(0, (title, device.at.state))
+    peak = device.peak
+    no_value = Text("")
+    # Rows of the table: title, function that returns the value at a moment, and maximum over the trace.
+    table_rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
+        (
+            "allocated",
+            lambda s: Bytes(s.allocated_bytes, s.allocated_is_derived),
+            Bytes(peak.highest_allocated_bytes, peak.allocated_is_derived),
+        ),
+        ("requested", lambda s: Bytes(s.requested_bytes), Bytes(peak.requested_bytes)),
+        ("pending free", lambda s: Bytes(s.pending_free_bytes), no_value),
+        ("reserved", lambda s: Bytes(s.reserved_bytes), Bytes(peak.highest_reserved_bytes)),
+        ("segments", lambda s: Count(s.segments), no_value),
+        ("blocks in use", lambda s: Count(s.blocks), no_value),
+    )
+    return Table(
+        columns=(
+            Column("", "text"),
+            *(Column(title, "number") for title, _ in states),
+            *((Column("maximum", "number"),) if device.events else ()),
+        ),
+        rows=tuple(
+            (
+                Text(row_title),
+                *(value_at(state) for _, state in states),
+                *((highest_bytes,) if device.events else ()),
+            )
+            for row_title, value_at, highest_bytes in table_rows
+        ),
+        caption=_totals_caption(device, [state for _, state in states]),
+    )
+
+
+def _totals_caption(device: DeviceMemory, states: Sequence[State]) -> str:
+    peak = device.peak
+    sentences = []
+    if device.events:
+        moment_text = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
+        sentences.append(
+            f"The peak is the moment with the most requested memory, {moment_text}{in_annotation(peak)};"
+            f" the last event is {device.events - 1:,}."
+        )
+    timeline = device.timeline
+    if (
+        device.end.pending_free_bytes
+        or device.at.state.pending_free_bytes
+        or (np.array(timeline.requested_bytes) > np.array(timeline.allocated_bytes)).any()
+    ):
+        sentences.append(
+            "Requested and blocks in use include blocks that are pending free; allocated does not."
+        )
+    if peak.allocated_is_derived or any(state.allocated_is_derived for state in states):
+        sentences.append("Sizes marked ~ were computed by the allocator's rules, not recorded.")
+    return " ".join(sentences)
+
+
+def curves(device: DeviceMemory) -> Chart | None:
+    """Draw requested, allocated and reserved bytes after each event, and failed allocations.
+
+    The axis counts events, not seconds, because ``--at`` takes an event.
+    """
+    timeline = device.timeline
+    if len(timeline.event) < 2:
+        return None
+    return Chart(
+        title="Memory over the trace",
+        x=np.maximum(np.array(timeline.event, np.float64), 0),
+        series=(
+            Series("reserved", np.array(timeline.reserved_bytes, np.int64)),
+            Series("allocated", np.array(timeline.allocated_bytes, np.int64)),
+            Series("requested", np.array(timeline.requested_bytes, np.int64)),
+        ),
+        x_label="event",
+        markers=tuple(Marker(float(oom.event), "out of memory", "error") for oom in device.ooms),
+    )
+
+
+# --- The evidence for the answer of a report, and the recommended settings. Only HTML pages show them ---
+
+_MAX_EVIDENCE_LINES = 3
+
+
+def evidence(device: DeviceMemory) -> tuple[str, ...]:
+    """Return the figures that support the cause: sizes, replays, growth, or the largest call sites."""
+    if device.ooms:
+        return tuple(_failure_evidence(device.ooms[-1]))
+    if device.leaks:
+        return tuple(
+            _growth_evidence(leak, device.steps.count)
+            for leak in device.leaks[:_MAX_EVIDENCE_LINES]
+        )
+    if device.steps.rising:
+        return tuple(map(_rise_evidence, device.steps.site_growth[:_MAX_EVIDENCE_LINES]))
+    # The sentence of the cause names the largest call site already.
+    lines = device.lines[1:_MAX_EVIDENCE_LINES]
+    return tuple(
+        f"next {moment_name(device)}: {NO_STACK if line.frame is None else site_name(line.frame)},"
+        f" {format_bytes(line.bytes)} ({format_ratio(line.share)})"
+        for line in lines
+    )
+
+
+def recommended_settings(device: DeviceMemory) -> str:
+    """Return the recommended settings as the assignment of a shell variable; "" if none is recommended."""
+    variable = device.snapshot.calls.settings_variable
+    for oom in device.ooms[-1:]:
+        for remedy_replay in oom.replays:
+            if remedy_replay.recommended and remedy_replay.settings is not None:
+                return f"{variable}={shlex.quote(remedy_replay.settings)}"
+    return ""
+
+
+def _failure_evidence(oom: Oom) -> Iterator[str]:
+    yield (
+        f"requested {format_bytes(oom.size_bytes)}; free on the device"
+        f" {format_bytes(oom.device_free_bytes)}; free in segments {format_bytes(oom.free_bytes)}; largest"
+        f" free block {format_bytes(oom.largest_hole_bytes)}"
+    )
+    yield from (f"another cause: {cause.sentence}" for cause in oom.causes[1:])
+    helpful_changes = [remedy_replay.change for remedy_replay in oom.replays if remedy_replay.helps]
+    if sentence := replays_sentence(oom):
+        yield sentence.removesuffix(".")
+    elif helpful_changes:
+        yield (
+            f"of {format_count(len(oom.replays))} changes that were replayed, {len(helpful_changes)} let the"
+            f" request succeed: {', '.join(helpful_changes)}"
+        )
+
+
+def _growth_evidence(leak: Leak, step_count: int) -> str:
+    site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
+    return (
+        f"{site_text}: from {format_bytes(leak.growth[0])} to {format_bytes(leak.growth[-1])} over"
+        f" {format_count(step_count)} moments between steps, {format_bytes(leak.bytes_per_step)} per step"
+    )
+
+
+def _rise_evidence(row: DiffRow) -> str:
+    site_text = site_name(row.stack[row.site]) if row.stack else NO_STACK
+    return (
+        f"{site_text}: {format_bytes(row.before_bytes)} at the peak of the first step,"
+        f" {format_bytes(row.after_bytes)} at the peak of the last one"
+    )
