@@ -1,14 +1,20 @@
-"""Analyze the suite results of a fleet: compare each figure with its peers, and list findings."""
+"""Compare the suite results of a fleet: each figure of a host, a GPU or a link with those of its peers.
+
+A link to the host has the figures of copies between host and GPU; a link between two GPUs has those of
+peer copies. The figure of a GPU is that of its suite or the median of its links, and the figure of a host is
+the median of its GPUs.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
 
 from cudakit.bench.environment import Environment
-from cudakit.bench.fleet.figures import FleetFigure, fleet_figures
-from cudakit.bench.fleet.identity import without_wrong_results, wrong_gpu_findings
-from cudakit.bench.fleet.outliers import PeerStatistics, compare_with_peers
 from cudakit.bench.fleet.result import (
     Finding,
     FleetGpu,
@@ -16,9 +22,12 @@ from cudakit.bench.fleet.result import (
     FleetResult,
     PeerComparison,
     Subject,
+    SubjectKind,
 )
-from cudakit.bench.health import Figure, SuiteResult
+from cudakit.bench.health import Figure, SuiteResult, figure_name, measured_value
 from cudakit.bench.labels import join_first_names
+from cudakit.bench.method import Axis
+from cudakit.bench.result import CaseResult
 from cudakit.bench.warnings import environment_warnings, environments
 from cudakit.units import Unavailable, format_ratio
 
@@ -27,8 +36,15 @@ RATE_TOLERANCE = 0.07
 # The tolerance of times is larger, because latencies depend on the host: a latency of one GPU differed by a
 # factor of 1.9 between two processes of an otherwise idle host.
 TIME_TOLERANCE = 1.0
+# A value is an outlier if its modified z-score is above 3.5 (Iglewicz and Hoaglin, "How to Detect and Handle
+# Outliers", 1993).
+MAX_SCORE = 3.5
+# For normally distributed values, the standard deviation is the MAD multiplied by this factor.
+SIGMA_PER_MAD = 1.4826
 
-NOT_MEASURED = Unavailable("not measured")
+# Benches whose figures depend on the CPU and the driver of the host more than on the GPU.
+_HOST_BENCHES = ("launch", "alloc")
+_MEDIAN_OF_SEVERAL = Unavailable("the figure is the median of several figures")
 # Facts of an Environment that are the same on equal GPUs of equal hosts: their names in reports, and units.
 _CONDITIONS = {
     "power_limit_w": ("power limit", " W"),
@@ -38,6 +54,9 @@ _CONDITIONS = {
     "multiprocessors": ("number of SMs", ""),
 }
 _MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled": "ECC mode"}
+_MEASURE_AGAIN = (
+    "measure it again: delete its file, and run cudakit bench suite --ray with the same --results"
+)
 
 
 def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
@@ -46,21 +65,20 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     If a file has the result of another GPU than its name says, the result is a finding, and is not
     compared.
     """
-    failures, identity_findings = tuple(_failures(hosts)), wrong_gpu_findings(hosts)
-    hosts = without_wrong_results(hosts, identity_findings)
-    comparisons = compare_figures(fleet_figures(hosts))
+    failures, wrong_gpus = tuple(_failures(hosts)), wrong_gpu_findings(hosts)
+    hosts = _without_wrong_results(hosts, wrong_gpus)
+    comparisons = compare_figures([figure for host in hosts for figure in _figures_of_host(host)])
     gpus = [gpu for host in hosts for gpu in host.gpus]
     suites = [gpu.suite for gpu in gpus if isinstance(gpu.suite, SuiteResult)]
     return FleetResult(
         simulated=any(suite.simulated for suite in suites)
         or any(host.facts.simulated for host in hosts),
-        complete=all(not is_missing(gpu) for gpu in gpus)
-        and all(suite.bench.complete for suite in suites),
+        complete=not any(map(_is_missing, gpus)) and all(suite.bench.complete for suite in suites),
         findings=(
             *failures,
-            *identity_findings,
+            *wrong_gpus,
             *_slow_subjects(hosts, comparisons),
-            *_unhealthy_gpus(hosts),
+            *_unhealthy_gpus(_measured_gpus(hosts)),
         ),
         warnings=tuple(_warnings(hosts, has_comparisons=bool(comparisons))),
         comparisons=comparisons,
@@ -68,36 +86,154 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     )
 
 
-def is_missing(gpu: FleetGpu) -> bool:
+@dataclass(frozen=True, slots=True)
+class _MeasuredGpu:
+    """A GPU with a suite result."""
+
+    subject: Subject
+    model: str
+    suite: SuiteResult
+
+
+def _measured_gpus(hosts: Sequence[FleetHost]) -> list[_MeasuredGpu]:
+    return [
+        _MeasuredGpu(Subject("gpu", host.name, gpu.index), gpu.model, gpu.suite)
+        for host in hosts
+        for gpu in host.gpus
+        if isinstance(gpu.suite, SuiteResult) and gpu.suite.bench.results
+    ]
+
+
+def _is_missing(gpu: FleetGpu) -> bool:
     """Return whether a GPU has neither a result nor an error."""
     return isinstance(gpu.suite, Unavailable) and not gpu.error
 
 
-def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...]:
-    """Compare each figure with the figures of the same key; a figure without peers is left out."""
-    figures_by_key: dict[tuple[object, ...], list[FleetFigure]] = {}
-    for figure in figures:
-        figures_by_key.setdefault(figure.key, []).append(figure)
-    return tuple(
-        _comparison(figure, statistics)
-        for comparable_figures in figures_by_key.values()
-        for figure, statistics in zip(
-            comparable_figures,
-            compare_with_peers(
-                [figure.value for figure in comparable_figures],
-                higher_is_better=comparable_figures[0].higher_is_better,
-                tolerance=RATE_TOLERANCE
-                if comparable_figures[0].higher_is_better
-                else TIME_TOLERANCE,
-            ),
-            strict=False,  # There are no statistics for a single figure.
-        )
+# --- figures ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFigure:
+    """One figure of a host, a GPU or a link. Figures with the same ``key`` can be compared."""
+
+    subject: Subject
+    name: str  # Name of the figure: "copy h2d".
+    axes: Mapping[str, Axis]  # Axes of the case, without those that name the peer.
+    group: str  # GPU model, and topology of a link between GPUs.
+    unit: str  # "FLOP/s", "OP/s", "B/s", or "s".
+    value: float  # Value in ``unit``.
+    ci95: tuple[float, float] | Unavailable  # 95% CI in ``unit``, in ascending order.
+    is_of_host: bool  # Whether the figure depends on the host more than on the GPU.
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The properties that comparable figures share."""
+        return (self.subject.kind, self.name, self.group, self.unit, *sorted(self.axes.items()))
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the figure is a rate, not a time."""
+        return self.unit != "s"
+
+
+def _figures_of_host(host: FleetHost) -> Iterator[FleetFigure]:
+    """Yield the figures of the links and GPUs of a host, and those of the host itself."""
+    figures = [
+        figure
+        for gpu in host.gpus
+        if isinstance(gpu.suite, SuiteResult)
+        for case in gpu.suite.bench.results
+        if (figure := _figure(host, gpu, gpu.suite, case))
+    ]
+    peer_copies = [figure for figure in figures if figure.subject.peer is not None]
+    gpu_figures = [figure for figure in figures if figure.subject.peer is None]
+    gpu_figures += [figure for figure, link_count in _medians(peer_copies, "gpu") if link_count > 1]
+    yield from (*gpu_figures, *peer_copies)
+    for figure, gpu_count in _medians(gpu_figures, "host"):
+        if gpu_count > 1 or figure.is_of_host:
+            yield figure
+
+
+def _figure(
+    host: FleetHost, gpu: FleetGpu, suite: SuiteResult, case: CaseResult
+) -> FleetFigure | None:
+    """Return the figure of a case; None if the suite reports that the case is unsupported or wrong."""
+    value, unit = measured_value(case)
+    if isinstance(value, Unavailable):
+        return None
+    peer, ci95 = case.axes.get("peer"), case.ci95_s
+    axes = {name: axis for name, axis in case.axes.items() if name != "peer"}
+    is_link = case.name == "copy" and case.axes.get("direction") != "d2d"
+    subject = Subject("link" if is_link else "gpu", host.name, gpu.index)
+    group = gpu.model
+    if isinstance(peer, int):
+        subject = Subject("link", host.name, gpu.index, peer)
+        group = f"{gpu.model}, {_link_path(host, gpu, peer)}"
+    if not isinstance(ci95, Unavailable) and case.amount:
+        ci95 = (case.amount / ci95[1], case.amount / ci95[0])
+    return FleetFigure(
+        subject=subject,
+        name=figure_name(replace(case, axes=axes)),
+        axes=axes | {"quick": str(suite.quick).lower()},
+        group=group,
+        unit=unit,
+        value=value,
+        ci95=ci95,
+        is_of_host=case.name in _HOST_BENCHES,
     )
 
 
-def _comparison(figure: FleetFigure, statistics: PeerStatistics) -> PeerComparison:
-    is_outlier = statistics.has_outlier(figure.value, higher_is_better=figure.higher_is_better)
-    share_of_median = figure.value / statistics.peer_median if statistics.peer_median else 1.0
+def _link_path(host: FleetHost, gpu: FleetGpu, peer_index: int) -> str:
+    """Return the topology of the link between two GPUs of a host.
+
+    The UUID of a GPU that failed is unknown; its links have the topology that all links of the host share.
+    """
+    uuids = {gpu.uuid, *(peer_gpu.uuid for peer_gpu in host.gpus if peer_gpu.index == peer_index)}
+    links = host.facts.links
+    paths = {link.path for link in links if {link.first_uuid, link.second_uuid} == uuids}
+    paths = paths or {link.path for link in links}
+    return paths.pop() if len(paths) == 1 else "link of unknown topology"
+
+
+def _medians(
+    figures: Sequence[FleetFigure], kind: SubjectKind
+) -> Iterator[tuple[FleetFigure, int]]:
+    """Yield the median of the figures of each GPU or host, and the number of these figures."""
+    groups: dict[tuple[object, ...], list[FleetFigure]] = {}
+    for figure in figures:
+        subject = Subject(kind, figure.subject.host, figure.subject.gpu if kind == "gpu" else None)
+        groups.setdefault((subject, *figure.key), []).append(replace(figure, subject=subject))
+    for group in groups.values():
+        value = median(figure.value for figure in group)
+        ci95 = group[0].ci95 if len(group) == 1 else _MEDIAN_OF_SEVERAL
+        yield replace(group[0], value=value, ci95=ci95), len(group)
+
+
+# --- comparison with peers --------------------------------------------------------------------------
+
+
+def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...]:
+    """Compare each figure with the figures of the same key; a figure without peers is left out."""
+    groups: dict[tuple[object, ...], list[FleetFigure]] = {}
+    for figure in figures:
+        groups.setdefault(figure.key, []).append(figure)
+    comparisons: list[PeerComparison] = []
+    for group in groups.values():
+        is_rate = group[0].higher_is_better
+        all_peers = compare_with_peers(
+            [figure.value for figure in group],
+            higher_is_better=is_rate,
+            tolerance=RATE_TOLERANCE if is_rate else TIME_TOLERANCE,
+        )
+        # There are no statistics for a single figure.
+        comparisons += map(_comparison, group, all_peers)
+    return tuple(comparisons)
+
+
+def _comparison(figure: FleetFigure, peers: PeerStatistics) -> PeerComparison:
+    share = figure.value / peers.peer_median if peers.peer_median else 1.0
+    # If the peers' median is in the CI of the figure, chance may explain the difference.
+    low, high = (1.0, 0.0) if isinstance(figure.ci95, Unavailable) else figure.ci95
     return PeerComparison(
         subject=figure.subject,
         figure=figure.name,
@@ -106,105 +242,152 @@ def _comparison(figure: FleetFigure, statistics: PeerStatistics) -> PeerComparis
         unit=figure.unit,
         value=figure.value,
         ci95=figure.ci95,
-        peer_count=statistics.peer_count,
-        peer_median=statistics.peer_median,
-        peer_mad=statistics.peer_mad,
-        limit=statistics.limit,
-        of_peers=share_of_median
-        if figure.higher_is_better or not share_of_median
-        else 1 / share_of_median,
-        is_slow=is_outlier and not _includes_peers(figure, statistics.peer_median),
+        peer_count=peers.peer_count,
+        peer_median=peers.peer_median,
+        peer_mad=peers.peer_mad,
+        limit=peers.limit,
+        of_peers=share if figure.higher_is_better or not share else 1 / share,
+        is_slow=peers.has_outlier(figure.value, higher_is_better=figure.higher_is_better)
+        and not low <= peers.peer_median <= high,
     )
 
 
-def _includes_peers(figure: FleetFigure, peer_median: float) -> bool:
-    """Return whether the peers' median is in the CI of a figure: then chance may explain the difference."""
-    if isinstance(figure.ci95, Unavailable):
-        return False
-    ci_low, ci_high = figure.ci95
-    return ci_low <= peer_median <= ci_high
+@dataclass(frozen=True, slots=True)
+class PeerStatistics:
+    """The peers of one value, and the limit beyond which the value is an outlier."""
+
+    peer_count: int  # Number of peers.
+    peer_median: float  # Median of the peers.
+    peer_mad: float  # Median absolute deviation of the peers from their median.
+    limit: float  # Worst value that is no outlier.
+
+    def has_outlier(self, value: float, *, higher_is_better: bool) -> bool:
+        """Return whether a value is worse than the limit."""
+        return value < self.limit if higher_is_better else value > self.limit
 
 
-# --- findings --------------------------------------------------------------------------------------
+def compare_with_peers(
+    values: Sequence[float], *, higher_is_better: bool, tolerance: float
+) -> tuple[PeerStatistics, ...]:
+    """Compare each value with all other values; return nothing for fewer than two values.
+
+    The limit is worse than the peers' median by ``tolerance`` times the median, or by 3.5 robust standard
+    deviations of the peers if that is more. The value itself does not affect its limit.
+    """
+    if len(values) < 2:
+        return ()
+    all_values, statistics = np.array(values, np.float64), []
+    for i in range(len(values)):
+        peers = np.delete(all_values, i)
+        middle = float(np.median(peers))
+        mad = float(np.median(np.abs(peers - middle)))
+        distance = max(tolerance * middle, MAX_SCORE * SIGMA_PER_MAD * mad)
+        limit = middle - distance if higher_is_better else middle + distance
+        statistics.append(PeerStatistics(len(peers), middle, mad, limit))
+    return tuple(statistics)
+
+
+# --- findings ---------------------------------------------------------------------------------------
 
 
 def _failures(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
     for host in hosts:
         if host.facts.error:
-            subject = Subject("host", host.name)
-            yield Finding("failed", subject, host.facts.error, host.facts.hint)
+            yield Finding("failed", Subject("host", host.name), host.facts.error, host.facts.hint)
         for gpu in host.gpus:
             if gpu.error:
-                subject = Subject("gpu", host.name, gpu.index)
-                yield Finding("failed", subject, gpu.error, gpu.hint)
+                yield Finding("failed", Subject("gpu", host.name, gpu.index), gpu.error, gpu.hint)
 
 
-def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
-    for host, gpu, suite in _measured_gpus(hosts):
-        if suite.health == "fail":
-            failed_figures = [
-                _describe_failure(figure) for figure in suite.figures if figure.health == "fail"
+def wrong_gpu_findings(hosts: Sequence[FleetHost]) -> tuple[Finding, ...]:
+    """Return a finding for each GPU whose result is that of another GPU, according to its UUID.
+
+    A GPU can be measured under the index of another one if the order of GPUs changes between two tasks, if
+    two Ray nodes offer the same GPU, or if files are copied. Then the figures of one GPU must not be compared
+    with themselves. The UUIDs of different hosts with simulated GPUs may be the same.
+    """
+    findings = []
+    subjects_by_uuid: dict[tuple[str, str], Subject] = {}
+    for host in hosts:
+        for gpu in host.gpus:
+            if not gpu.uuid or not isinstance(gpu.suite, SuiteResult):
+                continue
+            subject = Subject("gpu", host.name, gpu.index)
+            key = (host.name if gpu.suite.simulated else "", gpu.uuid)
+            first = subjects_by_uuid.setdefault(key, subject)
+            expected = host.facts.gpu_uuid(gpu.index)
+            if expected and gpu.uuid != expected:
+                text = f"its result is that of another GPU: {gpu.uuid} instead of {expected}"
+            elif first != subject:
+                text = f"its result is that of the same GPU as {first}: {gpu.uuid}"
+            else:
+                continue
+            findings.append(Finding("wrong-gpu", subject, text, _MEASURE_AGAIN))
+    return tuple(findings)
+
+
+def _without_wrong_results(
+    hosts: Sequence[FleetHost], findings: Sequence[Finding]
+) -> tuple[FleetHost, ...]:
+    """Return the hosts, with an error instead of the suite result of each GPU that has a finding."""
+    texts = {finding.subject: finding.text for finding in findings}
+    other_gpu = Unavailable("the result is that of another GPU")
+
+    def checked(host: FleetHost, gpu: FleetGpu) -> FleetGpu:
+        text = texts.get(Subject("gpu", host.name, gpu.index))
+        return replace(gpu, error=text, hint=_MEASURE_AGAIN, suite=other_gpu) if text else gpu
+
+    return tuple(
+        replace(host, gpus=tuple(checked(host, gpu) for gpu in host.gpus)) for host in hosts
+    )
+
+
+def _unhealthy_gpus(measured: Sequence[_MeasuredGpu]) -> Iterator[Finding]:
+    for gpu in measured:
+        if gpu.suite.health == "fail":
+            failed = [
+                _describe_failure(item) for item in gpu.suite.figures if item.health == "fail"
             ]
-            yield Finding(
-                "unhealthy",
-                Subject("gpu", host.name, gpu.index),
-                f"the health check fails: {join_first_names(failed_figures, 4)}",
-                "",
-                conditions=suite.causes,
-            )
+            text = f"the health check fails: {join_first_names(failed, 4)}"
+            yield Finding("unhealthy", gpu.subject, text, "", conditions=gpu.suite.causes)
 
 
 def _describe_failure(figure: Figure) -> str:
     """Return the name of a figure, and its share of the expected value if both are known."""
-    band, measured_figure = figure.band, figure.reached
-    if (
-        isinstance(measured_figure, Unavailable)
-        or isinstance(band, Unavailable)
-        or not measured_figure
-    ):
+    band, reached = figure.band, figure.reached
+    if isinstance(reached, Unavailable) or isinstance(band, Unavailable) or not reached:
         return figure.name
-    share_of_expected = (
-        band.expected / measured_figure if band.unit == "s" else measured_figure / band.expected
-    )
-    return f"{figure.name} ({format_ratio(share_of_expected)} of the expected speed)"
+    share = band.expected / reached if band.unit == "s" else reached / band.expected
+    return f"{figure.name} ({format_ratio(share)} of the expected speed)"
 
 
 def _slow_subjects(
     hosts: Sequence[FleetHost], comparisons: Sequence[PeerComparison]
-) -> Iterator[Finding]:
-    """Yield a finding for each subject with slow figures, hosts first, then the slowest first.
+) -> list[Finding]:
+    """Return a finding for each subject with slow figures, hosts first, then the slowest first.
 
     A slow figure of a host is not repeated for the GPUs and links of the host, and a slow figure of a GPU is
     not repeated for the links of the GPU.
     """
-    slow_comparisons = [comparison for comparison in comparisons if comparison.is_slow]
-    slow_keys = {(comparison.subject, comparison.figure) for comparison in slow_comparisons}
-    comparisons_by_subject: dict[Subject, list[PeerComparison]] = {}
-    for comparison in slow_comparisons:
-        outer_keys = {
-            (subject, comparison.figure) for subject in _outer_subjects(comparison.subject)
-        }
-        if slow_keys.isdisjoint(outer_keys):
-            comparisons_by_subject.setdefault(comparison.subject, []).append(comparison)
+    slow = [comparison for comparison in comparisons if comparison.is_slow]
+    slow_keys = {(comparison.subject, comparison.figure) for comparison in slow}
+    slow_by_subject: dict[Subject, list[PeerComparison]] = {}
+    for comparison in slow:
+        outer = {(subject, comparison.figure) for subject in _outer_subjects(comparison.subject)}
+        if slow_keys.isdisjoint(outer):
+            slow_by_subject.setdefault(comparison.subject, []).append(comparison)
     conditions = _unusual_conditions(hosts)
     findings = []
-    for subject, comparisons_of_subject in comparisons_by_subject.items():
-        slowest_first = sorted(comparisons_of_subject, key=lambda comparison: comparison.of_peers)
-        figure_texts = [
+    for subject, of_subject in slow_by_subject.items():
+        slowest_first = sorted(of_subject, key=lambda comparison: comparison.of_peers)
+        texts = [
             f"{comparison.figure} ({format_ratio(comparison.of_peers)} of its peers)"
             for comparison in slowest_first
         ]
-        findings.append(
-            Finding(
-                "slower",
-                subject,
-                f"slower than its peers: {join_first_names(figure_texts, 3)}",
-                "",
-                tuple(slowest_first),
-                conditions.get((subject.host, subject.gpu), ()),
-            )
-        )
-    yield from sorted(
+        text = f"slower than its peers: {join_first_names(texts, 3)}"
+        causes = conditions.get((subject.host, subject.gpu), ())
+        findings.append(Finding("slower", subject, text, "", tuple(slowest_first), causes))
+    return sorted(
         findings,
         key=lambda finding: (finding.subject.kind != "host", finding.slow_figures[0].of_peers),
     )
@@ -228,38 +411,36 @@ def _unusual_conditions(
     The conditions of a GPU are the warnings about its environment, and facts that most GPUs of the model do
     not share. The conditions of a host are those that all its GPUs share.
     """
-    environments_of_model: dict[str, list[Environment]] = {}
-    for _, gpu, suite in _measured_gpus(hosts):
-        environments_of_model.setdefault(gpu.model, []).append(suite.bench.results[0].environment)
+    facts_by_model: dict[str, list[dict[str, str]]] = {}
+    measured = _measured_gpus(hosts)
+    for gpu in measured:
+        facts = _comparable_facts(gpu.suite.bench.results[0].environment)
+        facts_by_model.setdefault(gpu.model, []).append(facts)
     conditions: dict[tuple[str, int | None], tuple[str, ...]] = {}
-    for host, gpu, suite in _measured_gpus(hosts):
-        environment = suite.bench.results[0].environment
-        warnings = environment_warnings(environments(suite.bench.results))
-        rare_facts = _rare_facts(environment, environments_of_model[gpu.model])
-        conditions[host.name, gpu.index] = (
+    for gpu in measured:
+        warnings = environment_warnings(environments(gpu.suite.bench.results))
+        facts = _comparable_facts(gpu.suite.bench.results[0].environment)
+        rare = _rare_facts(facts, facts_by_model[gpu.model])
+        conditions[gpu.subject.host, gpu.subject.gpu] = (
             *warnings,
-            *(text for name, text in rare_facts if not any(name in text for text in warnings)),
+            *(text for name, text in rare if not any(name in warning for warning in warnings)),
         )
     for host in hosts:
-        gpu_conditions = [conditions[key] for key in conditions if key[0] == host.name] or [()]
-        conditions[host.name, None] = tuple(
-            text
-            for text in gpu_conditions[0]
-            if all(text in conditions_of_gpu for conditions_of_gpu in gpu_conditions)
-        )
+        of_gpus = [conditions[key] for key in conditions if key[0] == host.name] or [()]
+        shared = tuple(text for text in of_gpus[0] if all(text in texts for texts in of_gpus))
+        conditions[host.name, None] = shared
     return conditions
 
 
 def _rare_facts(
-    environment: Environment, all_environments: Sequence[Environment]
+    facts: Mapping[str, str], facts_of_all: Sequence[Mapping[str, str]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each fact that differs from the fact of most environments, and a sentence."""
-    facts_of_all = [_comparable_facts(other_environment) for other_environment in all_environments]
-    for name, fact in _comparable_facts(environment).items():
-        gpu_counts = Counter(facts.get(name, "") for facts in facts_of_all)
-        common_fact, gpu_count = gpu_counts.most_common(1)[0]
-        if fact != common_fact and common_fact and 2 * gpu_count > len(facts_of_all):
-            yield name, f"the {name} is {fact}, that of most peers {common_fact}"
+    for name, fact in facts.items():
+        counts = Counter(other.get(name, "") for other in facts_of_all)
+        common, gpu_count = counts.most_common(1)[0]
+        if fact != common and common and 2 * gpu_count > len(facts_of_all):
+            yield name, f"the {name} is {fact}, that of most peers {common}"
 
 
 def _comparable_facts(environment: Environment) -> dict[str, str]:
@@ -272,91 +453,55 @@ def _comparable_facts(environment: Environment) -> dict[str, str]:
         f"{name} version": (environment.versions.get(name), "") for name in ("driver", "CUDA")
     }
     facts |= {f"{name} of the host": (environment.host.get(name), "") for name in ("cpu", "kernel")}
-    return {
-        name: f"{_fact_text(fact)}{unit}"
-        for name, (fact, unit) in facts.items()
-        if fact is not None and not isinstance(fact, Unavailable)
-    }
+    texts = {}
+    for name, (fact, unit) in facts.items():
+        if isinstance(fact, bool):
+            texts[name] = f"{'on' if fact else 'off'}{unit}"
+        elif fact is not None and not isinstance(fact, Unavailable):
+            texts[name] = f"{fact:g}{unit}" if isinstance(fact, float) else f"{fact}{unit}"
+    return texts
 
 
-def _fact_text(fact: object) -> str:
-    if isinstance(fact, bool):
-        return "on" if fact else "off"
-    return f"{fact:g}" if isinstance(fact, float) else str(fact)
-
-
-# --- warnings --------------------------------------------------------------------------------------
+# --- warnings ---------------------------------------------------------------------------------------
 
 
 def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[str]:
-    missing_gpus = [
+    missing = [
         str(Subject("gpu", host.name, gpu.index))
         for host in hosts
         for gpu in host.gpus
-        if is_missing(gpu)
+        if _is_missing(gpu)
     ]
-    if missing_gpus:
-        yield f"not measured: {join_first_names(missing_gpus, 4)}"
-    yield from _differing_versions(hosts)
-    yield from _skipped_benches(hosts)
-    model_counts = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
-    single_models = [
-        model or "a GPU of unknown model"
-        for model, gpu_count in model_counts.items()
-        if gpu_count == 1
-    ]
-    # Without comparisons, the headline of the report states that no GPU has peers.
-    if single_models and has_comparisons:
-        count_text = "one" if len(single_models) == 1 else "one of each"
-        yield (
-            f"{join_first_names(single_models)}: not compared with other GPUs, because only {count_text} was"
-            " measured"
-        )
-    interrupted_gpus = [
-        str(Subject("gpu", host.name, gpu.index))
-        for host, gpu, suite in _measured_gpus(hosts)
-        if not suite.bench.complete
-    ]
-    if interrupted_gpus:
-        yield f"the suite was interrupted on {join_first_names(interrupted_gpus, 4)}"
-
-
-def _skipped_benches(hosts: Sequence[FleetHost]) -> Iterator[str]:
-    """Yield a sentence for each bench that was not run on some GPUs, for example without its library."""
-    gpus_by_bench: dict[tuple[str, str], list[str]] = {}
-    for host, gpu, suite in _measured_gpus(hosts):
-        for bench in suite.left_out:
-            subject = Subject("gpu", host.name, gpu.index)
-            gpus_by_bench.setdefault((bench.what, f"{bench.reason}: {bench.remedy}"), []).append(
-                str(subject)
-            )
-    for (bench_name, reason), gpu_names in gpus_by_bench.items():
-        yield f"{bench_name} was not run on {join_first_names(gpu_names, 3)}: {reason}"
-
-
-def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:
-    """Yield a sentence for each program whose version differs between hosts."""
-    program_names = dict.fromkeys(
-        program_name for host in hosts for program_name in host.facts.versions
-    )
-    for program_name in program_names:
+    if missing:
+        yield f"not measured: {join_first_names(missing, 4)}"
+    for program in dict.fromkeys(name for host in hosts for name in host.facts.versions):
         hosts_by_version: dict[str, list[str]] = {}
         for host in hosts:
-            if version := host.facts.versions.get(program_name):
+            if version := host.facts.versions.get(program):
                 hosts_by_version.setdefault(version, []).append(host.name)
         if len(hosts_by_version) > 1:
-            version_texts = [
-                f"{version} on {join_first_names(host_names, 3)}"
-                for version, host_names in hosts_by_version.items()
-            ]
-            yield f"the hosts have different versions of {program_name}: {'; '.join(version_texts)}"
-
-
-def _measured_gpus(
-    hosts: Sequence[FleetHost],
-) -> Iterator[tuple[FleetHost, FleetGpu, SuiteResult]]:
-    """Yield each GPU whose suite has results, with its host."""
-    for host in hosts:
-        for gpu in host.gpus:
-            if isinstance(gpu.suite, SuiteResult) and gpu.suite.bench.results:
-                yield host, gpu, gpu.suite
+            versions = "; ".join(
+                f"{version} on {join_first_names(names, 3)}"
+                for version, names in hosts_by_version.items()
+            )
+            yield f"the hosts have different versions of {program}: {versions}"
+    measured = _measured_gpus(hosts)
+    # Benches that were not run on some GPUs, for example without their library.
+    gpus_by_skipped: dict[tuple[str, str], list[str]] = {}
+    for gpu in measured:
+        for bench in gpu.suite.left_out:
+            skipped = (bench.what, f"{bench.reason}: {bench.remedy}")
+            gpus_by_skipped.setdefault(skipped, []).append(str(gpu.subject))
+    for (name, reason), gpus in gpus_by_skipped.items():
+        yield f"{name} was not run on {join_first_names(gpus, 3)}: {reason}"
+    model_counts = Counter(gpu.model or "a GPU of unknown model" for gpu in measured)
+    single = [model for model, gpu_count in model_counts.items() if gpu_count == 1]
+    # Without comparisons, the headline of the report states that no GPU has peers.
+    if single and has_comparisons:
+        yield (
+            f"{join_first_names(single)}: not compared with other GPUs, because only "
+            f"{'one' if len(single) == 1 else 'one of each'} was measured"
+        )
+    interrupted = [str(gpu.subject) for gpu in measured if not gpu.suite.bench.complete]
+    if interrupted:
+        yield f"the suite was interrupted on {join_first_names(interrupted, 4)}"

@@ -29,8 +29,7 @@ from cudakit.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cudakit.bench.fleet.records import FleetRecords
-    from cudakit.bench.fleet.result import FleetResult, HostLink
+    from cudakit.bench.fleet.result import FleetRecords, FleetResult, HostLink
     from cudakit.gpu.api.facts import CudaView, NvmlView
     from cudakit.units import Unavailable
 
@@ -51,7 +50,7 @@ class FleetRequest:
 def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
     """Measure the GPUs of a cluster or read their results, write the report, and return the exit code."""
     from cudakit.bench.fleet.analysis import analyze
-    from cudakit.bench.fleet.records import FleetRecords
+    from cudakit.bench.fleet.result import FleetRecords
 
     directory = fleet.directory or f"fleet-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     records = FleetRecords(Path(directory))
@@ -66,13 +65,13 @@ def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
 
 def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool:
     """Measure the GPUs that have no result yet; return False after Ctrl-C."""
-    from cudakit.bench.fleet.measure import (
+    from cudakit.bench.fleet.cluster import (
         FleetOptions,
         HostFunctions,
         find_hosts,
         measure_fleet,
+        open_cluster,
     )
-    from cudakit.bench.fleet.ray_cluster import open_cluster
     from cudakit.gpu.machine import open_machine
 
     argv = click.get_current_context().find_object(tuple)
@@ -112,7 +111,7 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
 
 
 def _report(result: FleetResult) -> Report:
-    from cudakit.bench.fleet.present import present_fleet
+    from cudakit.bench.fleet.report import present_fleet
 
     def page() -> Text:
         from cudakit.report import html
@@ -136,8 +135,7 @@ def _report(result: FleetResult) -> Report:
 
 def describe_host(gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[str]:  # noqa: ARG001
     """Yield the JSON document of the facts about this host."""
-    from cudakit.bench.fleet.records import dump_facts
-    from cudakit.bench.fleet.result import HostFacts
+    from cudakit.bench.fleet.result import HostFacts, dump_facts
     from cudakit.gpu.api.facts import CudaView
     from cudakit.gpu.machine import open_machine
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from bench.example_results import gemm, launch, machine, result, samples_near
 
-from cudakit.bench.fleet.analysis import NOT_MEASURED
-from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts, HostLink
+from cudakit.bench.fleet.result import NOT_MEASURED, FleetGpu, FleetHost, HostFacts, HostLink
 from cudakit.bench.health import SuiteResult, assess_health
 from cudakit.bench.method import Method
 from cudakit.bench.result import CaseResult

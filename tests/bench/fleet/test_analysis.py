@@ -1,7 +1,12 @@
+""""""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
+import pytest
 from bench.example_results import FAILED_VERIFICATION, gemm, machine, result
 from bench.fleet.example_fleet import (
     failed_gpu,
@@ -14,8 +19,15 @@ from bench.fleet.example_fleet import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudakit.bench.fleet.analysis import NOT_MEASURED, analyze
-from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts, Subject
+from cudakit.bench.fleet.analysis import (
+    MAX_SCORE,
+    SIGMA_PER_MAD,
+    PeerStatistics,
+    analyze,
+    compare_with_peers,
+    wrong_gpu_findings,
+)
+from cudakit.bench.fleet.result import NOT_MEASURED, FleetGpu, FleetHost, HostFacts, Subject
 from cudakit.bench.health import SkippedBench, assess_health
 
 
@@ -237,3 +249,177 @@ def test_unhealthy_gpu_is_described_with_share_of_the_expected_speed() -> None:
 
     assert [finding.kind for finding in findings] == ["unhealthy"] * 4
     assert findings[0].text == "the health check fails: gemm bf16 (75.7% of the expected speed)"
+
+
+def with_gpu(host: FleetHost, index: int, gpu: FleetGpu) -> FleetHost:
+    """Return a host whose GPU at an index has the result of another GPU."""
+    gpus = list(host.gpus)
+    gpus[index] = replace(gpu, index=index)
+    return replace(host, gpus=tuple(gpus))
+
+
+def without_uuids(host: FleetHost) -> FleetHost:
+    """Return a host whose facts do not have the UUIDs of its GPUs."""
+    return replace(host, facts=replace(host.facts, gpu_uuids=()))
+
+
+def test_results_of_distinct_gpus_have_no_finding() -> None:
+    assert wrong_gpu_findings([fleet_host("node-a"), fleet_host("node-b")]) == ()
+
+
+def test_gpu_that_was_measured_twice_is_found_by_its_uuid() -> None:
+    host = fleet_host(gpu_count=2)
+    (finding,) = wrong_gpu_findings([with_gpu(without_uuids(host), 1, host.gpus[0])])
+
+    assert (finding.kind, finding.subject) == ("wrong-gpu", Subject("gpu", "node-a", 1))
+    assert finding.text == "its result is that of the same GPU as node-a GPU 0: GPU-node-a-0"
+    assert "measure it again" in finding.hint
+
+
+def test_result_of_another_gpu_than_the_host_has_at_the_index_is_found() -> None:
+    host = fleet_host(gpu_count=2)
+    exchanged_host = with_gpu(with_gpu(host, 0, host.gpus[1]), 1, host.gpus[0])
+    first, second = wrong_gpu_findings([exchanged_host])
+
+    assert first.text == "its result is that of another GPU: GPU-node-a-1 instead of GPU-node-a-0"
+    assert second.text == "its result is that of another GPU: GPU-node-a-0 instead of GPU-node-a-1"
+
+
+def test_gpu_that_two_hosts_offer_is_found() -> None:
+    first_host, second_host = fleet_host("node-a", 1), without_uuids(fleet_host("node-b", 1))
+    (finding,) = wrong_gpu_findings([first_host, with_gpu(second_host, 0, first_host.gpus[0])])
+
+    assert finding.subject == Subject("gpu", "node-b", 0)
+    assert "the same GPU as node-a GPU 0" in finding.text
+
+
+def test_simulated_gpus_of_two_hosts_may_have_the_same_uuids() -> None:
+    first_host, second_host = fleet_host("node-a", 1), without_uuids(fleet_host("node-b", 1))
+    gpu = first_host.gpus[0]
+    simulated_gpu = replace(gpu, suite=replace(suite_of(gpu), simulated=True))
+
+    hosts = [with_gpu(first_host, 0, simulated_gpu), with_gpu(second_host, 0, simulated_gpu)]
+    assert wrong_gpu_findings(hosts) == ()
+
+
+def test_gpu_without_uuid_has_no_finding() -> None:
+    host = without_uuids(fleet_host(gpu_count=2))
+    gpu = replace(host.gpus[0], uuid="")
+
+    assert wrong_gpu_findings([with_gpu(with_gpu(host, 0, gpu), 1, gpu)]) == ()
+
+
+def test_result_of_another_gpu_is_a_finding_and_is_not_compared() -> None:
+    host = fleet_host(gpu_count=3)
+    fleet_result = analyze([with_gpu(host, 2, host.gpus[0])])
+
+    assert [finding.kind for finding in fleet_result.findings] == ["wrong-gpu"]
+    assert {comparison.subject.gpu for comparison in fleet_result.comparisons} == {0, 1}
+    assert fleet_result.hosts[0].gpus[2].error.startswith("its result is that of another GPU")
+    assert fleet_result.warnings == ()
+    assert fleet_result.complete
+
+
+VALUES = st.lists(st.floats(1e-6, 1e15), max_size=12)
+TOLERANCES = st.floats(0, 0.5)
+
+
+def brute_force_limit(
+    values: Sequence[float], index: int, *, higher_is_better: bool, tolerance: float
+) -> float:
+    """Compute the limit of one value by the definition, without numpy."""
+    peers = [value for i, value in enumerate(values) if i != index]
+    middle = median(peers)
+    mad = median([abs(peer - middle) for peer in peers])
+    distance = max(tolerance * middle, MAX_SCORE * SIGMA_PER_MAD * mad)
+    return middle - distance if higher_is_better else middle + distance
+
+
+def outliers(values: Sequence[float], *, higher_is_better: bool = True) -> list[int]:
+    statistics = compare_with_peers(values, higher_is_better=higher_is_better, tolerance=0.07)
+    return [
+        i
+        for i, (value, peers) in enumerate(zip(values, statistics, strict=False))
+        if peers.has_outlier(value, higher_is_better=higher_is_better)
+    ]
+
+
+@given(VALUES, st.booleans(), TOLERANCES)
+def test_limits_equal_brute_force(
+    values: list[float], higher_is_better: bool, tolerance: float
+) -> None:
+    statistics = compare_with_peers(values, higher_is_better=higher_is_better, tolerance=tolerance)
+
+    if len(values) < 2:
+        assert statistics == ()
+        return
+    for i, peers in enumerate(statistics):
+        expected = brute_force_limit(
+            values, i, higher_is_better=higher_is_better, tolerance=tolerance
+        )
+        assert peers.limit == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert peers.peer_count == len(values) - 1
+        assert peers.peer_median == pytest.approx(median(values[:i] + values[i + 1 :]))
+
+
+@given(VALUES, st.booleans(), st.integers(-20, 20))
+def test_outliers_do_not_depend_on_unit(
+    values: list[float], higher_is_better: bool, exponent: int
+) -> None:
+    scaled = [value * 2.0**exponent for value in values]
+
+    assert outliers(values, higher_is_better=higher_is_better) == outliers(
+        scaled, higher_is_better=higher_is_better
+    )
+
+
+@given(st.permutations(range(8)), VALUES.filter(lambda values: len(values) >= 8))
+def test_outliers_do_not_depend_on_order(order: list[int], values: list[float]) -> None:
+    values = values[:8]
+
+    assert {values[i] for i in outliers(values)} == {
+        values[order[i]] for i in outliers([values[i] for i in order])
+    }
+
+
+@given(
+    st.lists(st.floats(0.99, 1.01), min_size=2, max_size=64),
+    st.floats(0.1, 0.85),
+    st.integers(0, 63),
+)
+def test_planted_slow_value_is_the_only_outlier(
+    healthy: list[float], slow: float, position: int
+) -> None:
+    position %= len(healthy) + 1
+    values = [*healthy[:position], slow, *healthy[position:]]
+
+    # With two healthy values, each has the slow value and one healthy value as peers.
+    assert outliers(values) == [position]
+
+
+@given(st.lists(st.floats(0.97, 1.03), max_size=64), st.booleans())
+def test_values_within_the_tolerance_have_no_outlier(
+    values: list[float], higher_is_better: bool
+) -> None:
+    assert outliers(values, higher_is_better=higher_is_better) == []
+
+
+@given(st.integers(3, 40), st.floats(0.2, 0.8))
+def test_slow_minority_is_named(count: int, slow: float) -> None:
+    slow_count = (count - 1) // 2
+    values = [slow] * slow_count + [1.0] * (count - slow_count)
+
+    assert outliers(values) == list(range(slow_count))
+
+
+def test_wide_spread_of_peers_widens_the_limit() -> None:
+    assert outliers([100, 101, 99, 100, 90]) == [4]
+    assert outliers([100, 110, 90, 105, 95, 84]) == []
+
+
+def test_value_at_the_limit_is_no_outlier() -> None:
+    peers = PeerStatistics(3, 100.0, 0.0, 93.0)
+
+    assert not peers.has_outlier(93.0, higher_is_better=True)
+    assert peers.has_outlier(92.9, higher_is_better=True)
+    assert peers.has_outlier(93.1, higher_is_better=False)

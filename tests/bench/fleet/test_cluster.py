@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.bench.fleet.ray_cluster import AUTO, LOCAL, connection_error, distinct_names
+from cudakit.bench.fleet.cluster import AUTO, LOCAL, connection_error, distinct_names
 
 # Start of the text of ray.init(address="auto") if no cluster runs.
 _NO_CLUSTER = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from bench.fleet.example_fleet import failed_gpu, fleet_host
 
 from cudakit.bench.fleet.analysis import analyze
-from cudakit.bench.fleet.present import present_fleet
+from cudakit.bench.fleet.report import present_fleet
 from cudakit.bench.fleet.result import FleetHost, FleetResult, HostFacts
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Note, Section, Table

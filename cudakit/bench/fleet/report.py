@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cudakit.bench.fleet.analysis import RATE_TOLERANCE, TIME_TOLERANCE
-from cudakit.bench.fleet.outliers import MAX_SCORE
+from cudakit.bench.fleet.analysis import MAX_SCORE, RATE_TOLERANCE, TIME_TOLERANCE
 from cudakit.bench.fleet.result import (
     Finding,
     FleetHost,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from bench.fleet.example_fleet import fleet_host, suite_of
 
-from cudakit.bench.fleet.records import FleetRecords
-from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts
+from cudakit.bench.fleet.result import FleetGpu, FleetHost, FleetRecords, HostFacts
 from cudakit.bench.load import load_result
 from cudakit.errors import InputError, UsageError
 from cudakit.report.json import render
