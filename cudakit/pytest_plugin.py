@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from cudakit.sanitize.races import Race
-    from cudakit.sanitize.report import Report
-    from cudakit.sanitize.result import SanitizeResult
+    from cudakit.sanitize.findings import Report
+    from cudakit.sanitize.races import Race, SanitizeResult
     from cudakit.trace.spool import Batch
 
 _PLUGIN_NAME = "cudakit-sanitizer"
@@ -183,8 +182,8 @@ class _Sanitizer:
 
     def __init__(self, config: pytest.Config, *, every_test: bool) -> None:
         from cudakit.record.recording import begin
+        from cudakit.sanitize.baseline import suppressions
         from cudakit.sanitize.detector import RaceDetector
-        from cudakit.sanitize.suppressions import suppressions
 
         self._checks_every_test = every_test
         self._suppressions = suppressions(config.getini(_SUPPRESS_OPTION), origin=_SUPPRESS_OPTION)
@@ -226,7 +225,7 @@ class _Sanitizer:
 
     def summary(self) -> dict[str, int]:
         """Return the counts of the summary by the keys of ``_COUNT_NOUNS``, and whether a real GPU worked."""
-        from cudakit.sanitize.report import findings
+        from cudakit.sanitize.findings import findings
 
         with self._all_work_checked():
             result = self._detector.result(self._report_outside_tests)
@@ -267,7 +266,7 @@ class _Sanitizer:
 
     def _race_message(self) -> str:
         """Return the message for the races since the last call, or an empty string."""
-        from cudakit.sanitize.report import findings, message
+        from cudakit.sanitize.findings import findings, message
 
         if self._report is self._report_outside_tests:
             return ""
@@ -290,7 +289,7 @@ class _Sanitizer:
 
     def _new_report(self) -> Report:
         from cudakit.gpu.demangle import demangle
-        from cudakit.sanitize.report import Report
+        from cudakit.sanitize.findings import Report
 
         return Report(suppressions=self._suppressions, demangle=demangle)
 

@@ -20,9 +20,9 @@ from cudakit.profile.report import report
 from cudakit.report import console
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.layout import RECORD, Records, layout
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import RECORD, Records, layout
 
 STEP = 500
 NAMES = 60

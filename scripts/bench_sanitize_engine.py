@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.sanitize.engine import Engine
-from cudakit.sanitize.reorder_buffer import ReorderBuffer
+from cudakit.sanitize.records import ReorderBuffer
 from cudakit.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import (
     Access,
@@ -63,9 +63,9 @@ from cudakit.trace.kinds import (
     Precision,
     StreamFlag,
 )
-from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, pack
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import RECORD, Records, concatenate_records, layout, pack
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 

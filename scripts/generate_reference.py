@@ -79,14 +79,14 @@ RESULTS = {
     "explain-json.md": ("explain TERM --json", "cudakit.devices.explain:Explanation"),
     "run-json.md": (
         "run --sanitize -o FILE.json",
-        "cudakit.sanitize.result:SanitizeResult",
+        "cudakit.sanitize.races:SanitizeResult",
     ),
     "profile-json.md": ("profile FILE --json", "cudakit.profile.result:ProfileResult"),
     "profile-diff-json.md": (
         "profile FILE --diff BEFORE --json",
         "cudakit.profile.diff:ProfileDiff",
     ),
-    "sanitize-json.md": ("sanitize FILE --json", "cudakit.sanitize.result:SanitizeResult"),
+    "sanitize-json.md": ("sanitize FILE --json", "cudakit.sanitize.races:SanitizeResult"),
     "memviz-json.md": ("memviz --json", "cudakit.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
         "memviz AFTER --diff BEFORE --json",

@@ -41,13 +41,12 @@ from typing import TypeGuard
 import check_races
 import race_logs
 
-from cudakit.sanitize.races import Coverage
-from cudakit.sanitize.reorder_buffer import NEVER_READ, reorder_records
-from cudakit.sanitize.report import findings
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.findings import findings
+from cudakit.sanitize.races import Coverage, SanitizeResult
+from cudakit.sanitize.records import NEVER_READ, reorder_records
 from cudakit.sanitize.templates import TemplateAccesses
-from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import unpack
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # The brute force search belongs to the tests.

@@ -14,13 +14,13 @@ import numpy as np
 
 from cudakit.gpu.demangle import demangle
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.findings import Report
+from cudakit.sanitize.races import SanitizeResult
 from cudakit.stacks import Stack
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.layout import Records, view
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, view
 
 MAX_LOG_BYTES = 200_000  # The maximum size of a log in the repository.
 

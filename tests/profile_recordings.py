@@ -22,8 +22,8 @@ from cudakit.trace.events import (
     RangePush,
 )
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
-from cudakit.trace.layout import layout, pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import layout, pack
 
 PROCESS = 4321
 

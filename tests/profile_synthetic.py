@@ -26,9 +26,9 @@ from cudakit.trace.events import (
     RangePush,
 )
 from cudakit.trace.kinds import CollectiveFunction, Direction, MemoryKind, NcclDatatype
-from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 US = 1_000
 MS = 1_000_000

@@ -10,11 +10,10 @@ from typing import Literal, TypeAlias
 from cudakit.errors import RaceError, UsageError
 from cudakit.gpu.demangle import demangle
 from cudakit.record.recording import begin
+from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.races import Confidence
-from cudakit.sanitize.report import Report, findings, message
-from cudakit.sanitize.result import FoundRace, SanitizeResult
-from cudakit.sanitize.suppressions import suppressions
+from cudakit.sanitize.findings import Report, findings, message
+from cudakit.sanitize.races import Confidence, FoundRace, SanitizeResult
 from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]

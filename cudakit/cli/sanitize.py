@@ -26,7 +26,7 @@ from cudakit.cli.run.race_report import (
 )
 
 if TYPE_CHECKING:
-    from cudakit.sanitize.result import SanitizeResult
+    from cudakit.sanitize.races import SanitizeResult
 
 
 @click.command(cls=Command)
@@ -98,10 +98,10 @@ def _analyze(
     progress: Progress,
 ) -> SanitizeResult:
     from cudakit.gpu.demangle import demangle
+    from cudakit.sanitize.baseline import suppressions
     from cudakit.sanitize.detector import analyze_log
+    from cudakit.sanitize.findings import Report
     from cudakit.sanitize.races import Confidence
-    from cudakit.sanitize.report import Report
-    from cudakit.sanitize.suppressions import suppressions
     from cudakit.trace.run_log import LogReader
 
     min_confidence = Confidence(show)

@@ -17,9 +17,9 @@ from cudakit.profile.result import Collective, Copies, HostWait, Kernel, Profile
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.stacks import Frame, Stack
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.layout import Records, layout
 from cudakit.trace.run_log import LogReader, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, layout
 
 # Kinds of events that make up a profile.
 _PROFILE_EVENT_KINDS = (

@@ -21,7 +21,7 @@ from cudakit.report.document import (
     Text,
     Value,
 )
-from cudakit.trace.kernel_names import short_kernels
+from cudakit.trace.names import short_kernels
 from cudakit.units import capitalized, format_ratio, format_seconds
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from cudakit.profile.activities import Activities
 from cudakit.stacks import Stack
 from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKind
-from cudakit.trace.layout import Records
+from cudakit.trace.trace_file import Records
 
 Column: TypeAlias = npt.NDArray[Any]
 

@@ -22,7 +22,7 @@ from cudakit.record.recording import (
     load_native_module,
 )
 from cudakit.record.torch_import import after_import, attribute_backward
-from cudakit.trace.losses import SPOOL_PREFIX
+from cudakit.trace.spool import SPOOL_PREFIX
 
 
 @dataclass(frozen=True, slots=True)

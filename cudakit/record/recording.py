@@ -25,8 +25,7 @@ from cudakit.record.device_patch import Accesses, add_device_patches
 from cudakit.record.preflight import RecorderFiles, Refusal, preflight
 from cudakit.record.torch_import import after_torch_import, attribute_backward
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
-from cudakit.trace.losses import SPOOL_PREFIX, Losses
-from cudakit.trace.spool import Batch, Spool
+from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool
 
 # A function that receives each batch of recorded events.
 BatchHandler: TypeAlias = Callable[[Batch], object]

@@ -20,8 +20,7 @@ from cudakit.record.protocol import (
     child_environment,
 )
 from cudakit.record.signals import SignalRelay
-from cudakit.trace.losses import SPOOL_PREFIX, Losses, delete_abandoned
-from cudakit.trace.spool import Batch, Spool
+from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool, delete_abandoned
 
 _SECONDS_BETWEEN_READS = 0.05
 _SECONDS_TO_END = 5.0  # time between SIGTERM and SIGKILL

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-from cudakit.sanitize.clocks import Call, Clock, MemoryAccess, Release
-from cudakit.sanitize.conflicts import ConflictChecker
-from cudakit.sanitize.graph_accesses import GraphAccesses
+from cudakit.sanitize.conflicts import ConflictChecker, GraphAccesses
+from cudakit.sanitize.ordering import Call, Clock, MemoryAccess, Release
 from cudakit.sanitize.races import Allocation
-from cudakit.sanitize.record_batch import AccessRows
-from cudakit.sanitize.shadow_memory import ClockPosition
+from cudakit.sanitize.records import AccessRows
+from cudakit.sanitize.shadow import ClockPosition
 
-# The limits of access_state.py and strided.py.
+# The limits of shadow.py.
 MAX_POINTER_STATES: int
 MAX_STRIDED_STATES: int
 

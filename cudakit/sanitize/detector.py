@@ -10,22 +10,21 @@ from functools import partial
 import numpy as np
 
 from cudakit.errors import InputError
-from cudakit.sanitize.collectives.different_calls import RankComparison
+from cudakit.sanitize.different_calls import RankComparison
 from cudakit.sanitize.engine import Engine
+from cudakit.sanitize.findings import Report
 from cudakit.sanitize.owners import StreamUse
-from cudakit.sanitize.races import Confidence, Coverage, Race
-from cudakit.sanitize.reorder_buffer import GIVEN_UP, NEVER_READ, ReorderBuffer
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.races import Confidence, Coverage, Race, SanitizeResult
+from cudakit.sanitize.records import GIVEN_UP, NEVER_READ, ReorderBuffer
 from cudakit.sanitize.templates import (
     OUTDATED_TEMPLATE,
     UNKNOWN_TEMPLATE,
     TemplateAccesses,
 )
 from cudakit.trace.kinds import EventKind, StreamFlag
-from cudakit.trace.layout import Records, take_records, view
 from cudakit.trace.run_log import LogReader, Outcome, TruncatedLogError
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, take_records, view
 
 # Kinds of events that only a log of run --profile has.
 _PROFILE_KINDS = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)

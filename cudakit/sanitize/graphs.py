@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cudakit.sanitize.clocks import ASSUMED, SUMMARY, Call, Clock, Release
-from cudakit.sanitize.graph_accesses import GraphAccesses, NodeAccesses, NodeOrder
-from cudakit.sanitize.ordering import StreamOrder
+from cudakit.sanitize.conflicts import GraphAccesses, NodeAccesses, NodeOrder
+from cudakit.sanitize.ordering import ASSUMED, SUMMARY, Call, Clock, Release, StreamOrder
 from cudakit.sanitize.races import Coverage, LaunchPrecision, Sync, SyncKind
-from cudakit.sanitize.record_batch import (
+from cudakit.sanitize.records import (
     AccessRows,
     exact_and_lost_nodes,
     least_precise_access,
     rows_by_node,
     without_common_fields,
 )
-from cudakit.sanitize.shadow_memory import Shadow
+from cudakit.sanitize.shadow import Shadow
 from cudakit.trace.kinds import EventKind, NodeType
 
 _EVENT_KINDS = {

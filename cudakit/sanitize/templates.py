@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.sanitize.races import Coverage
-from cudakit.sanitize.record_batch import count_precisions, without_common_fields
+from cudakit.sanitize.records import count_precisions, without_common_fields
 from cudakit.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import (
+from cudakit.trace.trace_file import (
     RECORD,
     RECORD_BYTES,
     Records,

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.sanitize.clocks import (
+from cudakit.sanitize.conflicts import Conflict, ConflictChecker, GraphAccesses
+from cudakit.sanitize.ordering import (
     ASSUMED,
     ATOMIC,
     EXACT,
@@ -27,14 +28,11 @@ from cudakit.sanitize.clocks import (
     MemoryAccess,
     Release,
 )
-from cudakit.sanitize.conflicts import Conflict, ConflictChecker
-from cudakit.sanitize.graph_accesses import GraphAccesses
 from cudakit.sanitize.races import Allocation, Confidence
-from cudakit.sanitize.record_batch import AccessRows
-from cudakit.sanitize.shadow_memory import AllocationAt, ClockPosition, Shadow
-from cudakit.sanitize.strided import strided_range
+from cudakit.sanitize.records import AccessRows
+from cudakit.sanitize.shadow import AllocationAt, ClockPosition, Shadow, strided_range
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.layout import RECORD, view
+from cudakit.trace.trace_file import RECORD, view
 
 
 class PossibleAccess(NamedTuple):

@@ -41,8 +41,8 @@ from cudakit.input_files import (
     wrong_file_error,
 )
 from cudakit.stacks import Frame, Stack
-from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import RECORD, RECORD_BYTES, Records, find_invalid
 
 VERSION: Final = 2
 # Start of the reason for an unsuccessful run with ``--require-gpu``. No event is missing from such a result.

@@ -12,9 +12,9 @@ from invocation import Cli
 from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import Event, EventBody, Fill, RangePop, RangePush, StreamCreate
 from cudakit.trace.kinds import StreamFlag
-from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 STEP = Frame("step", "/home/me/train.py", 12)
 RNN = Frame("forward", "/venv/lib/python3.12/site-packages/torch/nn/modules/rnn.py", 1124)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import race_logs
 
-from cudakit.sanitize.result import DifferenceKind
+from cudakit.sanitize.races import DifferenceKind
 from cudakit.trace.kinds import CollectiveFunction
 
 LOGS = Path(__file__).parents[1] / "collective_programs/logs"

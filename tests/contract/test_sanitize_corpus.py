@@ -25,11 +25,11 @@ from check_races import CORPUS, Case, Run
 from cudakit.gpu.demangle import demangle
 from cudakit.report import json as rendered
 from cudakit.sanitize.detector import analyze_log
+from cudakit.sanitize.findings import Report
 from cudakit.sanitize.races import RaceKind
-from cudakit.sanitize.report import Report
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
-from cudakit.trace.layout import view
 from cudakit.trace.run_log import LogReader
+from cudakit.trace.trace_file import view
 
 LOGS = CORPUS / "logs"
 CHECK = check_races.ROOT / "scripts/check_races.py"

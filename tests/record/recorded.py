@@ -15,8 +15,8 @@ from typing import TypeAlias
 import pytest
 
 from cudakit.trace.events import Event
-from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
+from cudakit.trace.trace_file import unpack
 
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[1] / "cudakit/record"

@@ -72,7 +72,7 @@ def stacks(process=None):
 # ``ranges_of_launches`` lists for each launch the names of the open NVTX ranges, innermost first.
 RANGES = """
 import nvtx
-from cudakit.trace.ranges import RangeTracker
+from cudakit.trace.names import RangeTracker
 
 def ranges_of_launches():
     tracker, names = RangeTracker(), []
@@ -237,7 +237,7 @@ with recording.drain():
             found.add((batch.strings[name], *callers))
 assert found <= {("left",), ("right",), ("left", "left"), ("right", "right")}, found
 """,
-        setup_code="from cudakit.trace.layout import view\n",
+        setup_code="from cudakit.trace.trace_file import view\n",
     )
 
 
@@ -246,7 +246,7 @@ def test_work_of_autograd_thread_is_in_ranges_of_backward_call(library: Path) ->
         library,
         RANGES
         + """
-from cudakit.trace.layout import unpack
+from cudakit.trace.trace_file import unpack
 
 def backward_work():
     launch(), nvtx.push_range("inner"), nvtx.pop_range(), launch(b"other_thread")

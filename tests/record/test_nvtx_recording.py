@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cudakit.trace.events import EventBody, Mark, RangePop, RangePush
-from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
+from cudakit.trace.trace_file import unpack
 
 pytestmark = pytest.mark.skipif(
     find_spec("cudakit.record._recorder") is None, reason="the recorder was not built"

@@ -30,8 +30,8 @@ from cudakit.trace.events import (
     ProfileWindow,
 )
 from cudakit.trace.kinds import CollectiveFunction, Direction, MemoryKind
-from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
+from cudakit.trace.trace_file import unpack
 
 # Prologue of every program: ``open_profile`` begins a profile, and ``kernel`` and its like build records.
 BEGIN = """

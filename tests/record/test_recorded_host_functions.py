@@ -12,11 +12,11 @@ from record.test_recorder_templates import MORE
 
 from cudakit.sanitize.engine import Engine
 from cudakit.sanitize.races import Race
-from cudakit.sanitize.reorder_buffer import reorder_records
+from cudakit.sanitize.records import reorder_records
 from cudakit.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import Event, EventRecord, HostCall, Launch
 from cudakit.trace.kinds import HostCallPhase
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 BEFORE, AFTER = 0x100000, 0x300000
 # The times at which the host function of STREAM runs.

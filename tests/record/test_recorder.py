@@ -39,8 +39,8 @@ from cudakit.trace.kinds import (
     Precision,
     StreamFlag,
 )
-from cudakit.trace.layout import layout
 from cudakit.trace.spool import Spool
+from cudakit.trace.trace_file import layout
 
 READ_WRITE = AccessMode.READ | AccessMode.WRITE
 

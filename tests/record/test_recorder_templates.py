@@ -14,11 +14,9 @@ from record.recorded import build_library, recorded, run_program
 from record.test_recorder_exact_graphs import GRAPHS
 from sanitize.template_policy import Policy
 
-from cudakit.sanitize.present import coverage
-from cudakit.sanitize.races import Coverage
-from cudakit.sanitize.record_batch import sorted_by_call
-from cudakit.sanitize.reorder_buffer import reorder_records
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize import report
+from cudakit.sanitize.races import Coverage, SanitizeResult
+from cudakit.sanitize.records import reorder_records, sorted_by_call
 from cudakit.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import (
     Access,
@@ -31,8 +29,8 @@ from cudakit.trace.events import (
     Template,
 )
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import pack, unpack, view
 from cudakit.trace.spool import Batch, Spool
+from cudakit.trace.trace_file import pack, unpack, view
 
 MORE = """
 two = Kernel(b"plain", 2, (0, 8), (8, 8))
@@ -102,7 +100,7 @@ def coverage_texts(events: list[Event]) -> tuple[SanitizeResult, str]:
         events, lambda text: strings.index(text) if text in strings else _append(strings, text)
     )
     result = race_logs.analyze([Batch(1, records, strings, [()], 0, False)])
-    return result, "\n".join(note.text for note in coverage.notes(result))
+    return result, "\n".join(note.text for note in report.notes(result))
 
 
 def _append(strings: list[str], text: str) -> int:

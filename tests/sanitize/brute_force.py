@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from gpu.happens_before import Operation, Order
 
-from cudakit.sanitize.operations import host_role, host_waits_for_fill
-from cudakit.sanitize.strided import strided_range
+from cudakit.sanitize.engine import host_role, host_waits_for_fill
+from cudakit.sanitize.shadow import strided_range
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -54,7 +54,7 @@ from cudakit.trace.kinds import (
     Precision,
     StreamFlag,
 )
-from cudakit.trace.layout import RECORD, Records, concatenate_records
+from cudakit.trace.trace_file import RECORD, Records, concatenate_records
 
 # Events that ``Order`` handles without translation.
 _UNTRANSLATED = (

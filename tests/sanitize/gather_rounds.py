@@ -23,8 +23,8 @@ from cudakit.trace.events import (
     StreamWait,
 )
 from cudakit.trace.kinds import AccessMode, AllocationKind, Precision, StreamFlag
-from cudakit.trace.layout import Records, pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, pack
 
 ROUNDS = 50
 TABLE, TABLE_BYTES = 0x7F00_0000_0000, 1 << 16

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudakit.sanitize.race_decoder import RaceDecoder
+from cudakit.sanitize.findings import RaceDecoder, Report
 from cudakit.sanitize.races import (
     Allocation,
     Confidence,
     Coverage,
+    FoundRace,
     Operation,
     Race,
     RaceKind,
+    SanitizeResult,
+    Side,
     Sync,
     SyncKind,
 )
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import FoundRace, SanitizeResult, Side
 from cudakit.stacks import BACKWARD_FRAME, Frame, Stack, call_site_index
 from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, StreamFlag
 

@@ -27,7 +27,7 @@ from cudakit.trace.kinds import (
     Precision,
     TemplateCheck,
 )
-from cudakit.trace.layout import RECORD, Records, layout, view
+from cudakit.trace.trace_file import RECORD, Records, layout, view
 
 EQUAL_LAUNCHES = 2
 CHANGES_WITHOUT_EFFECT = 2

@@ -28,7 +28,7 @@ from cudakit.trace.events import (
     StreamWait,
 )
 from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 # The kind, name and call stack of an operation, and the graph that contains it.
 Identity: TypeAlias = tuple[EventKind, str, int, int]

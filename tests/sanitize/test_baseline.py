@@ -19,8 +19,7 @@ from cudakit.sanitize.baseline import (
     identify,
     load_baseline,
 )
-from cudakit.sanitize.races import RaceKind
-from cudakit.sanitize.result import FoundRace, Side
+from cudakit.sanitize.races import FoundRace, RaceKind, Side
 
 ROOT = Path("/home/user")
 RACE = found_race()

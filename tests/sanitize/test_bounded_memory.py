@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.report import Report
+from cudakit.sanitize.findings import Report
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -44,8 +44,8 @@ from cudakit.trace.kinds import (
     StreamFlag,
     TemplateCheck,
 )
-from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 BASE, PINNED = 0x7F00_0000_0000, 0x100_0000_0000
 BATCHES = BASE + (1 << 28)  # buffers to which the side stream copies batches

@@ -46,7 +46,7 @@ from cudakit.trace.kinds import (
     Precision,
     StreamFlag,
 )
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 READ, WRITE, ATOMIC = (
     AccessMode.READ,

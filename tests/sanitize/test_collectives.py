@@ -12,9 +12,14 @@ from sanitize.brute_force import unordered_accesses
 from sanitize.random_traces import BYTE_COUNT, Step, steps, trace
 from sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
 
-from cudakit.sanitize.collectives.buffers import AccessedRange, Buffers, Membership
-from cudakit.sanitize.collectives.peers import PEER_KERNELS
-from cudakit.sanitize.collectives.tracker import UNKNOWN_FUNCTION, UNKNOWN_RANKS
+from cudakit.sanitize.collectives import (
+    PEER_KERNELS,
+    UNKNOWN_FUNCTION,
+    UNKNOWN_RANKS,
+    AccessedRange,
+    Buffers,
+    Membership,
+)
 from cudakit.sanitize.engine import Engine
 from cudakit.sanitize.races import CollectiveOperation, Confidence, Race, RaceKind
 from cudakit.trace.events import (
@@ -37,7 +42,7 @@ from cudakit.trace.kinds import (
     NcclDatatype,
     NodeType,
 )
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 ALL_REDUCE, ALL_GATHER = CollectiveFunction.ALL_REDUCE, CollectiveFunction.ALL_GATHER
 REDUCE_SCATTER, BROADCAST = CollectiveFunction.REDUCE_SCATTER, CollectiveFunction.BROADCAST

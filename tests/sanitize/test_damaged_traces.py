@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cudakit.gpu.sim import Sim
 from cudakit.report import console, json
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.present import report
-from cudakit.sanitize.report import Report
+from cudakit.sanitize.findings import Report
+from cudakit.sanitize.report import report
 from cudakit.trace.spool import Spool, SpoolWriter
 from cudakit.trace.trace_file import Clock
 

@@ -16,9 +16,9 @@ from sanitize.random_traces import Step, steps, trace
 from sanitize.test_templates import with_graph_templates
 
 from cudakit.sanitize.detector import RaceDetector
+from cudakit.sanitize.findings import Report
 from cudakit.sanitize.graphs import UNKNOWN_GRAPH
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.races import SanitizeResult
 from cudakit.stacks import Frame
 from cudakit.trace.events import (
     Access,
@@ -34,8 +34,8 @@ from cudakit.trace.events import (
     Template,
 )
 from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision, StreamFlag
-from cudakit.trace.layout import Records, layout, pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, layout, pack
 
 
 def detected(batches: Sequence[Records], *, strict_threads: bool = False) -> SanitizeResult:

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cudakit.sanitize.detector import RaceDetector
+from cudakit.sanitize.findings import Report, findings, message
 from cudakit.sanitize.races import Confidence
-from cudakit.sanitize.report import Report, findings, message
 from cudakit.stacks import Frame
 from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, Launch, StreamCreate
 from cudakit.trace.kinds import AccessMode, Precision, StreamFlag

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cudakit.sanitize.collectives.different_calls import RankComparison
-from cudakit.sanitize.result import DifferenceKind, DifferentCalls
+from cudakit.sanitize.different_calls import RankComparison
+from cudakit.sanitize.races import DifferenceKind, DifferentCalls
 from cudakit.stacks import Frame
 from cudakit.trace.events import Collective, Communicator, Event, Gap
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
-from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 ALL_REDUCE, ALL_GATHER = CollectiveFunction.ALL_REDUCE, CollectiveFunction.ALL_GATHER
 BROADCAST = CollectiveFunction.BROADCAST

@@ -41,7 +41,7 @@ from cudakit.trace.events import (
     StreamCreate,
 )
 from cudakit.trace.kinds import NodeType, Precision
-from cudakit.trace.layout import RECORD, Records, pack
+from cudakit.trace.trace_file import RECORD, Records, pack
 
 X = address_of("x")
 

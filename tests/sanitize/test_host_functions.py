@@ -20,11 +20,10 @@ from sanitize.trace_scene import (
     address_of,
 )
 
-from cudakit.sanitize.clocks import Call
 from cudakit.sanitize.engine import Engine
-from cudakit.sanitize.ordering import StreamOrder, SyncTracker
+from cudakit.sanitize.ordering import Call, StreamOrder, SyncTracker
 from cudakit.sanitize.races import Race, SyncKind
-from cudakit.sanitize.reorder_buffer import reorder_records
+from cudakit.sanitize.records import reorder_records
 from cudakit.trace.events import (
     Access,
     CaptureBegin,
@@ -38,9 +37,9 @@ from cudakit.trace.events import (
     Launch,
 )
 from cudakit.trace.kinds import EventKind, HostCallPhase, NodeType, StreamFlag
-from cudakit.trace.layout import layout, pack, unpack
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import layout, pack, unpack
 
 LOGS = Path(__file__).parents[1] / "sanitize_corpus/logs"
 # Number of later calls that are made before the host function runs.

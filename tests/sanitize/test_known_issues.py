@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from sanitize.sample_races import found_race
 
-from cudakit.sanitize.known_issues import known_issue
-from cudakit.sanitize.present.races import race_note
-from cudakit.sanitize.report import message
-from cudakit.sanitize.result import Side
+from cudakit.sanitize.findings import message
+from cudakit.sanitize.owners import known_issue
+from cudakit.sanitize.races import Side
+from cudakit.sanitize.report.races import race_note
 from cudakit.stacks import Frame
 
 SITE_PACKAGES = "/opt/venv/lib/python3.12/site-packages"

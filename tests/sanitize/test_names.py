@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.sanitize.names import (
+from cudakit.sanitize.hints import (
     call_site,
     stream_name,
 )

@@ -16,14 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sanitize.random_traces import Step, steps, trace
 
-from cudakit.sanitize import access_state, strided
-from cudakit.sanitize.clocks import Call, MemoryAccess
-from cudakit.sanitize.conflicts import Conflict, ConflictChecker
+from cudakit.sanitize import shadow
+from cudakit.sanitize.conflicts import (
+    Conflict,
+    ConflictChecker,
+    GraphAccesses,
+    NodeAccesses,
+    NodeOrder,
+)
 from cudakit.sanitize.engine import Engine
-from cudakit.sanitize.graph_accesses import GraphAccesses, NodeAccesses, NodeOrder
+from cudakit.sanitize.ordering import Call, MemoryAccess
 from cudakit.sanitize.races import Coverage, Race
-from cudakit.sanitize.record_batch import access_fields, access_record, rows_by_node
-from cudakit.sanitize.shadow_memory import Shadow, new_shadow
+from cudakit.sanitize.records import access_fields, access_record, rows_by_node
+from cudakit.sanitize.shadow import Shadow, new_shadow
 from cudakit.trace.events import (
     Access,
     Alloc,
@@ -49,7 +54,7 @@ from cudakit.trace.kinds import (
     Precision,
     StreamFlag,
 )
-from cudakit.trace.layout import ADDRESS_END, RECORD_BYTES, layout, pack
+from cudakit.trace.trace_file import ADDRESS_END, RECORD_BYTES, layout, pack
 
 native = pytest.importorskip("cudakit.sanitize._shadow_memory")
 
@@ -223,11 +228,11 @@ def test_many_pointers_and_strided_ranges_keep_the_most_recent_ones() -> None:
             Launch(1, "kernel"),
             *(Access(BASE + 8 * i, 1 << 50, WRITE, Precision.ASSUMED) for i in part),
         ]
-        for part in np.array_split(np.arange(access_state.MAX_POINTER_STATES + 50), 8)
+        for part in np.array_split(np.arange(shadow.MAX_POINTER_STATES + 50), 8)
     ]
     rows = [
         Access(lo, lo + 32 * 8, WRITE, stride_bytes=8, count=32)
-        for lo in range(BASE, BASE + 512 * (strided.MAX_STRIDED_STATES + 10), 512)
+        for lo in range(BASE, BASE + 512 * (shadow.MAX_STRIDED_STATES + 10), 512)
     ]
     rows = [Access(row.lo, row.hi - 4, WRITE, stride_bytes=8, count=32) for row in rows]
     bodies = [*pointers, [Launch(1, "rows"), *rows], [Fill(2, BASE, 1 << 20)]]
@@ -284,8 +289,8 @@ def test_strided_states_of_complete_work_are_removed() -> None:
 
 
 def test_limits_of_both_implementations_are_equal() -> None:
-    assert native.MAX_POINTER_STATES == access_state.MAX_POINTER_STATES
-    assert native.MAX_STRIDED_STATES == strided.MAX_STRIDED_STATES
+    assert native.MAX_POINTER_STATES == shadow.MAX_POINTER_STATES
+    assert native.MAX_STRIDED_STATES == shadow.MAX_STRIDED_STATES
 
 
 # --- damaged traces

@@ -11,7 +11,7 @@ from sanitize.trace_scene import (
     address_of,
 )
 
-from cudakit.sanitize.operations import Allocations
+from cudakit.sanitize.engine import Allocations
 from cudakit.sanitize.races import Allocation, RaceKind
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, HostMemory
 

@@ -11,8 +11,7 @@ from sanitize.trace_scene import (
     Scene,
 )
 
-from cudakit.sanitize.clocks import Call
-from cudakit.sanitize.ordering import UNKNOWN_WORD, StreamOrder
+from cudakit.sanitize.ordering import UNKNOWN_WORD, Call, StreamOrder
 from cudakit.trace.events import CaptureBegin, CaptureEnd, Gap, HostCall, Memop
 from cudakit.trace.kinds import EventKind, HostCallPhase, MemopType
 

@@ -8,19 +8,18 @@ from dataclasses import replace
 import pytest
 from sanitize.sample_races import MEMORY, STREAMS, exact_operation, race
 
+from cudakit.sanitize.findings import Report, findings
 from cudakit.sanitize.owners import (
     StreamUse,
     is_one_program_call,
     library_entry,
     library_of,
 )
-from cudakit.sanitize.races import Race, RaceOwner
-from cudakit.sanitize.report import Report, findings
-from cudakit.sanitize.result import FoundRace
+from cudakit.sanitize.races import FoundRace, Race, RaceOwner
 from cudakit.stacks import BACKWARD_FRAME, Frame, Stack
 from cudakit.trace.events import Event, EventBody, Fill, StreamCreate, StreamDestroy, StreamSync
 from cudakit.trace.kinds import StreamFlag
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 PACKAGES = "/venv/lib/python3.12/site-packages"
 STEP = Frame("step", "/home/user/train.py", 10)

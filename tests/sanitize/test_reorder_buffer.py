@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.sanitize.reorder_buffer import ReorderBuffer, reorder_records
+from cudakit.sanitize.records import ReorderBuffer, reorder_records
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -19,7 +19,7 @@ from cudakit.trace.events import (
     LaunchDelayed,
 )
 from cudakit.trace.kinds import AccessMode, Precision
-from cudakit.trace.layout import Records, pack, unpack
+from cudakit.trace.trace_file import Records, pack, unpack
 
 READ, WRITE = AccessMode.READ, AccessMode.WRITE
 LAUNCH = Launch(1, "", pending=True)

@@ -25,9 +25,9 @@ from sanitize.sample_races import (
 )
 
 from cudakit.report import json as json_render
+from cudakit.sanitize.baseline import parse_pattern
+from cudakit.sanitize.findings import Report, message
 from cudakit.sanitize.races import Confidence, Coverage, NamedRange, RaceKind
-from cudakit.sanitize.report import Report, message
-from cudakit.sanitize.suppressions import parse_pattern
 from cudakit.stacks import Frame
 
 POSSIBLE, CERTAIN = Confidence.POSSIBLE, Confidence.CERTAIN

@@ -9,12 +9,12 @@ import pytest
 
 from cudakit.report import console
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.present import report as present
-from cudakit.sanitize.report import Report
+from cudakit.sanitize.findings import Report
+from cudakit.sanitize.report import report as present
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.layout import Records, layout
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, layout
 
 LOGS = Path(__file__).parents[1] / "sanitize_corpus/logs"
 ADDRESSES = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.sanitize.strided import StridedRange, StridedStates, strided_range
+from cudakit.sanitize.shadow import StridedRange, StridedStates, strided_range
 
 
 @st.composite

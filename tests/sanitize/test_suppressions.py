@@ -8,7 +8,7 @@ import pytest
 from sanitize.sample_races import PREFETCH, TRAIN_STEP, exact_operation, kernel, side
 
 from cudakit.errors import InputError, UsageError
-from cudakit.sanitize.suppressions import Suppression, parse_pattern, suppressions
+from cudakit.sanitize.baseline import Suppression, parse_pattern, suppressions
 
 KERNEL = side(kernel())
 COPY = side(exact_operation())

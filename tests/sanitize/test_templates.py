@@ -18,9 +18,9 @@ from sanitize.template_policy import Policy
 
 from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.engine import Engine
+from cudakit.sanitize.findings import Report
 from cudakit.sanitize.races import Coverage, Race
-from cudakit.sanitize.reorder_buffer import reorder_records
-from cudakit.sanitize.report import Report
+from cudakit.sanitize.records import reorder_records
 from cudakit.sanitize.templates import (
     TemplateAccesses,
     _possible_modes,
@@ -35,9 +35,9 @@ from cudakit.trace.kinds import (
     NodeType,
     Precision,
 )
-from cudakit.trace.layout import RECORD, Records, layout, pack, unpack, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import RECORD, Records, layout, pack, unpack, view
 
 LOGS = Path(__file__).parents[1] / "sanitize_corpus" / "logs"
 PROGRAMS = sorted({path.stem.rpartition("_")[0] for path in LOGS.glob("*_fixed.npz")})

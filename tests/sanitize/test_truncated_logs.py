@@ -13,8 +13,8 @@ import race_logs
 
 from cudakit.errors import InputError
 from cudakit.sanitize.detector import RaceDetector, analyze_log
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.findings import Report
+from cudakit.sanitize.races import SanitizeResult
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
 

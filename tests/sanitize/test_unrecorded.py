@@ -13,14 +13,14 @@ import race_logs
 from invocation import Cli
 from sanitize.gather_rounds import ROUNDS, gather_rounds, templates_batch
 
-from cudakit.sanitize.clocks import ALWAYS, ATOMIC, EXACT, READ, WRITE, Call, MemoryAccess
 from cudakit.sanitize.conflicts import Conflict
+from cudakit.sanitize.ordering import ALWAYS, ATOMIC, EXACT, READ, WRITE, Call, MemoryAccess
 from cudakit.sanitize.races import Allocation, Coverage
 from cudakit.sanitize.templates import TemplateAccesses
 from cudakit.sanitize.unrecorded import PossibleAccess, UnrecordedLaunches
 from cudakit.trace.events import Access, Accessed, Event, Launch, Template, TemplatePointers
 from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 BEGIN, SIZE = 0x10000, 0x8000
 ALLOCATION = Allocation(BEGIN, SIZE, AllocationKind.SYNC, 0, 1)

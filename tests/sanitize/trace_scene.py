@@ -36,7 +36,7 @@ from cudakit.trace.kinds import (
     Precision,
     StreamFlag,
 )
-from cudakit.trace.layout import pack
+from cudakit.trace.trace_file import pack
 
 READ, WRITE, ATOMIC = AccessMode.READ, AccessMode.WRITE, AccessMode.ATOMIC
 LEGACY, BLOCKING = StreamFlag.LEGACY, StreamFlag.BLOCKING

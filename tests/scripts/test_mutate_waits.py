@@ -15,8 +15,8 @@ from sanitize.brute_force import UnorderedPairs, unordered_accesses
 
 from cudakit.trace.events import Event, EventBody, Fill, Gap, StreamCreate, StreamSync
 from cudakit.trace.kinds import StreamFlag
-from cudakit.trace.layout import pack, unpack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack, unpack
 
 CASES = list(programs())
 

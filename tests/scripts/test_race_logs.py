@@ -6,8 +6,8 @@ import numpy as np
 import race_logs
 
 from cudakit.trace.events import Event, Fill
-from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 
 def fills(*calls: int) -> np.ndarray:

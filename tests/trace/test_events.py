@@ -19,7 +19,7 @@ from cudakit.trace.events import (
     StreamCreate,
 )
 from cudakit.trace.kinds import AccessMode, EventKind
-from cudakit.trace.layout import (
+from cudakit.trace.trace_file import (
     ADDRESS_END,
     RECORD,
     RECORD_BYTES,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.trace.kernel_names import MAX_KERNEL_NAME_LENGTH, short_kernel, short_kernels
+from cudakit.trace.names import MAX_KERNEL_NAME_LENGTH, short_kernel, short_kernels
 
 COPY = (
     "at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"

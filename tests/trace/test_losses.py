@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from cudakit.trace.losses import Loss, Losses, delete_abandoned, is_abandoned, report_loss
+from cudakit.trace.spool import Loss, Losses, delete_abandoned, is_abandoned, report_loss
 
 DISK_FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cudakit.trace.events import Event, EventBody, Launch, Mark, RangePop, RangePush
-from cudakit.trace.layout import pack
-from cudakit.trace.ranges import RangeTracker
+from cudakit.trace.names import RangeTracker
+from cudakit.trace.trace_file import pack
 
 LAUNCH = Launch(1, "k")
 

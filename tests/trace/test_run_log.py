@@ -14,9 +14,9 @@ import pytest
 from cudakit.errors import InputError
 from cudakit.stacks import Frame
 from cudakit.trace.events import Event, Fill, Gap, Launch
-from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 LAST_RELEASE_LOGS = Path(__file__).parents[1] / "sanitize_corpus/logs"
 OUTCOME = Outcome(3, True, ("a note",), ("2 events are missing",), None)

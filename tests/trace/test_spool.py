@@ -12,10 +12,8 @@ import pytest
 
 from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import Event, Launch, Mark
-from cudakit.trace.layout import unpack
-from cudakit.trace.losses import Losses
-from cudakit.trace.spool import Batch, Spool, SpoolWriter
-from cudakit.trace.trace_file import Clock
+from cudakit.trace.spool import Batch, Losses, Spool, SpoolWriter
+from cudakit.trace.trace_file import Clock, unpack
 
 WRITTEN_END_OFFSET = 24
 

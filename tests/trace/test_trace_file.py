@@ -13,8 +13,7 @@ from traces import events
 from cudakit.errors import InputError
 from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import Event, Launch, Mark
-from cudakit.trace.layout import RECORD_BYTES, unpack
-from cudakit.trace.trace_file import Clock, TraceReader, TraceWriter
+from cudakit.trace.trace_file import RECORD_BYTES, Clock, TraceReader, TraceWriter, unpack
 
 # All examples of a test use the same directory; each example writes a new file.
 SAME_DIRECTORY = settings(

@@ -13,7 +13,7 @@ from cudakit.errors import EnvironmentUnusable
 from cudakit.trace.run_log import LogWriter, Outcome
 
 if TYPE_CHECKING:
-    from cudakit.sanitize.result import SanitizeResult
+    from cudakit.sanitize.races import SanitizeResult
     from cudakit.trace.spool import Batch
 
 

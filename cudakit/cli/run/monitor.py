@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from cudakit.gpu.demangle import demangle
 from cudakit.record.protocol import AgentMessage, AgentMessageKind
+from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector
+from cudakit.sanitize.findings import Report, findings
 from cudakit.sanitize.races import Confidence
-from cudakit.sanitize.report import Report, findings
-from cudakit.sanitize.suppressions import suppressions
 from cudakit.trace.run_log import NO_REAL_GPU_WORK
 
 if TYPE_CHECKING:
     from cudakit.sanitize.baseline import BaselineMatcher
-    from cudakit.sanitize.result import SanitizeResult
+    from cudakit.sanitize.races import SanitizeResult
     from cudakit.trace.spool import Batch
 
 

@@ -16,7 +16,7 @@ from cudakit.cli.output import OutputOptions, Report, Text, open_binary_file, pr
 
 if TYPE_CHECKING:
     from cudakit.sanitize.baseline import BaselineMatcher
-    from cudakit.sanitize.result import SanitizeResult
+    from cudakit.sanitize.races import SanitizeResult
 
 # Formats of the report on races.
 FORMATS = ("json", "html", "sarif", "md", "txt")
@@ -24,7 +24,7 @@ FORMATS = ("json", "html", "sarif", "md", "txt")
 
 def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> ExitCode:
     """Return 1 for races that are not accepted, collectives that differ between ranks, or a lost event."""
-    from cudakit.sanitize.report import findings
+    from cudakit.sanitize.findings import findings
 
     has_races = not races_are_accepted and bool(findings(result))
     has_findings = has_races or bool(result.different_calls) or bool(result.unverified)
@@ -59,7 +59,7 @@ class BaselineFile:
     def write(self, result: SanitizeResult) -> None:
         """Write the findings of a run to the baseline file."""
         from cudakit.sanitize.baseline import format_baseline
-        from cudakit.sanitize.report import findings
+        from cudakit.sanitize.findings import findings
 
         if self.file:
             text = format_baseline(findings(result), result.baseline, root=Path.cwd())
@@ -69,8 +69,7 @@ class BaselineFile:
 def race_report(result: SanitizeResult) -> Report:
     """Return the report of races in every format; without GPU work the text is a line per reason."""
     from cudakit.report import html, sarif
-    from cudakit.sanitize.present import brief_sentences, report
-    from cudakit.sanitize.present.coverage import is_empty, nothing_recorded
+    from cudakit.sanitize.report import brief_sentences, is_empty, nothing_recorded, report
 
     def page() -> Text:
         return html.render(report(result, top=0))

@@ -45,7 +45,7 @@ from cudakit.report.document import (
 from cudakit.report.document import (
     Finding as DocumentFinding,
 )
-from cudakit.trace.kernel_names import short_kernel
+from cudakit.trace.names import short_kernel
 from cudakit.trace.run_log import reasons_for_missing_events
 from cudakit.units import Unavailable, capitalized, format_count, format_ratio
 

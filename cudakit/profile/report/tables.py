@@ -36,8 +36,8 @@ from cudakit.report.document import (
     Text,
     Value,
 )
-from cudakit.trace.kernel_names import short_kernel, short_kernels
 from cudakit.trace.kinds import Direction
+from cudakit.trace.names import short_kernel, short_kernels
 from cudakit.units import capitalized, format_count, format_ratio, format_seconds
 
 _T = TypeVar("_T")

@@ -51,9 +51,8 @@ from cudakit.trace.kinds import (
     NodeType,
     StreamFlag,
 )
-from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
-from cudakit.trace.trace_file import Clock, TraceReader, TraceWriter
+from cudakit.trace.trace_file import Clock, TraceReader, TraceWriter, unpack
 
 READ, WRITE = AccessMode.READ, AccessMode.WRITE
 

@@ -6,8 +6,8 @@ from cudakit.memory.record.model import END_MARK, OWN_DOMAIN, ProcessMemory
 from cudakit.stacks import Frame
 from cudakit.trace.events import Alloc, Event, EventBody, Free, Mark, RangePop, RangePush
 from cudakit.trace.kinds import AllocationKind, AllocationLayer
-from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import pack
 
 MIB = 1 << 20
 BASE = 1 << 40

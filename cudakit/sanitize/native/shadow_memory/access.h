@@ -1,4 +1,4 @@
-/* Clocks, operations and accesses: the C counterparts of clocks.py. */
+/* Clocks, operations and accesses: the C counterparts of ordering.py. */
 #ifndef CUDAKIT_SANITIZE_ACCESS_H
 #define CUDAKIT_SANITIZE_ACCESS_H
 
@@ -16,7 +16,7 @@ enum { PRECISION_MERGED = 0, PRECISION_EXACT = 1, PRECISION_ASSUMED = 3, PRECISI
 /* A clock: for each slot, the last tick that happens before an operation. */
 struct clock {
     PyObject
-        *list; /* the list of Python from which the ticks were copied; clocks.py never changes lists in place */
+        *list; /* the list of Python from which the ticks were copied; ordering.py never changes lists in place */
     uint64_t *ticks;
     Py_ssize_t width; /* number of slots */
     Py_ssize_t capacity;
@@ -40,7 +40,7 @@ struct operation {
 
 /* Return a new operation for a Call, or NULL with an exception. */
 struct operation *operation_new(PyObject *call);
-/* The numbers of a graph node, as graph_accesses.GraphAccesses packs them. */
+/* The numbers of a graph node, as conflicts.GraphAccesses packs them. */
 struct packed_node {
     int64_t kind, name, site, node;
     uint64_t position;  /* position of the node in the order of the graph's nodes */

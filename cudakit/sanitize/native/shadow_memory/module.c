@@ -1,6 +1,6 @@
 /* The shadow memory of the race detector in C, as a Python type: NativeShadow.
  *
- * PythonShadow (shadow_memory.py) defines the behaviour. It is used if no C compiler was available at installation,
+ * PythonShadow (shadow.py) defines the behaviour. It is used if no C compiler was available at installation,
  * and it is the reference of the tests (tests/sanitize/test_native_shadow.py): both find the same conflicts.
  *
  *   access.h     clocks, operations, accesses, lists of accesses
@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-/* The record of an access, as in trace/layout.py. The recorder is on the same machine or writes little-endian. */
+/* The record of an access, as in trace/trace_file.py. The recorder is on the same machine or writes little-endian. */
 struct access_record {
     uint8_t common_fields[38];
     uint16_t kind;
@@ -200,7 +200,7 @@ static PyObject *native_shadow_add_all(struct native_shadow *self, PyObject *arg
     return result;
 }
 
-/* The attributes of a graph_accesses.GraphAccesses and of its order. */
+/* The attributes of a conflicts.GraphAccesses and of its order. */
 struct graph_accesses {
     PyObject *calls; /* a tuple with the Call of each node */
     Py_buffer packed_nodes, rows, ancestor_bytes;
@@ -394,7 +394,7 @@ static PyObject *native_shadow_new(PyTypeObject *type, PyObject *arguments, PyOb
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|p:NativeShadow", parameter_names, &checker,
                                      &finds_possible))
         return NULL;
-    PyObject *clocks = PyImport_ImportModule("cudakit.sanitize.clocks");
+    PyObject *clocks = PyImport_ImportModule("cudakit.sanitize.ordering");
     PyObject *access_type = clocks ? PyObject_GetAttrString(clocks, "MemoryAccess") : NULL;
     Py_XDECREF(clocks);
     struct native_shadow *self = access_type ? (struct native_shadow *)type->tp_alloc(type, 0) : NULL;

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* The same value as in shadow_memory.py: up to this number of rows, each row is stored as a range. */
+/* The same value as in shadow.py: up to this number of rows, each row is stored as a range. */
 enum { MAX_SEPARATE_ROWS = 16 };
 
 /* ---- conflicts -------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include "state_map.h"
 #include "strided.h"
 
-/* The same value as access_state.MAX_POINTER_STATES. */
+/* The same value as shadow.MAX_POINTER_STATES. */
 enum { MAX_POINTER_STATES = 1 << 16 };
 
 /* States that are about to replace a run of states in a map, such as the parts of a divided state. */
@@ -14,7 +14,7 @@ struct replacements {
     size_t state_count, capacity;
 };
 
-/* The order of the nodes of a graph, from graph_accesses.NodeOrder. For each position in the order there are
+/* The order of the nodes of a graph, from conflicts.NodeOrder. For each position in the order there are
  * `bytes_per_node` bytes: a bit mask of the positions of the nodes that happen before the node. */
 struct node_order {
     const uint8_t *ancestor_bytes;

@@ -1,4 +1,4 @@
-/* Access states: for some bytes, the earlier accesses that a later access may race with (access_state.py). */
+/* Access states: for some bytes, the earlier accesses that a later access may race with (shadow.py). */
 #ifndef CUDAKIT_SANITIZE_STATE_H
 #define CUDAKIT_SANITIZE_STATE_H
 
@@ -12,7 +12,7 @@ struct state {
     uint64_t lo, hi;
     struct access *write;
     struct access_list reads, atomics;
-    PyObject *reported_pairs; /* a tuple, see access_state.ReportedPairs; NULL if it is empty */
+    PyObject *reported_pairs; /* a tuple, see shadow.ReportedPairs; NULL if it is empty */
     bool is_merged; /* whether the state was merged from several states: each access is to some of the bytes */
     bool
         is_approximate; /* whether the state was split off a merged state: an access may be to none of the bytes */

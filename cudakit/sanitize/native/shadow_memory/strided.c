@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The same value as in strided.py: maximum number of rows that are compared one by one. */
+/* The same value as in shadow.py: maximum number of rows that are compared one by one. */
 enum { MAX_COMPARED_ROWS = 1 << 20 };
 
 bool strided_from_access(struct strided_range *strided_range, uint64_t lo, uint64_t hi, int64_t stride,

@@ -1,4 +1,4 @@
-/* Strided ranges, and the bytes that they share (strided.py). */
+/* Strided ranges, and the bytes that they share (shadow.py). */
 #ifndef CUDAKIT_SANITIZE_STRIDED_H
 #define CUDAKIT_SANITIZE_STRIDED_H
 

@@ -10,7 +10,7 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-/* Name of the innermost frame in stacks of backward passes. sanitize/names.py has the same name. */
+/* Name of the innermost frame in stacks of backward passes. cudakit/stacks.py has the same name. */
 #define BACKWARD_FRAME "backward pass (autograd thread)"
 #define AUTOGRAD_THREAD "pt_autograd_" /* prefix of the thread names that torch gives to autograd's threads */
 #define THREAD_NAME_BYTES 16

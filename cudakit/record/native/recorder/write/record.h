@@ -1,4 +1,4 @@
-/* The records of a trace, in the layout of ``cudakit/trace/layout.py``, which documents each field. A record has 96
+/* The records of a trace, in the layout of ``cudakit/trace/trace_file.py``, which documents each field. A record has 96
  * bytes: 40 bytes of common fields, then the fields of its kind. Other ids refer to ids.h, graphs.h and spool.h. */
 #ifndef CK_RECORD_H
 #define CK_RECORD_H

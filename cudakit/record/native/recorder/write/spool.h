@@ -15,7 +15,7 @@
 
 /* Set the directory of the trace; the first record creates the first file.
  *
- * The process that reads the trace holds a lock on the file ``losses`` in the directory (cudakit/trace/losses.py). If
+ * The process that reads the trace holds a lock on the file ``losses`` in the directory (cudakit/trace/spool.py). If
  * this lock is free when a segment begins, the reader was killed: the directory is deleted, and later records are
  * dropped. */
 void spool_open(const char *directory);

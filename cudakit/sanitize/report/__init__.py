@@ -1,13 +1,146 @@
-"""Notes on how much of the program was recorded, and how much of the recording was analyzed."""
+"""Present a SanitizeResult as a Document: verdict, races, coverage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from cudakit.report.document import Note
-from cudakit.sanitize.races import Coverage
-from cudakit.sanitize.result import BaselineUse, SanitizeResult
+from cudakit.report.document import Document, Facts, Finding, Node, Note, Section, Stack, Text
+from cudakit.sanitize.races import (
+    BaselineUse,
+    CollectiveCall,
+    Coverage,
+    DifferenceKind,
+    DifferentCalls,
+    RaceKind,
+    SanitizeResult,
+)
+from cudakit.sanitize.report import races
+from cudakit.trace.run_log import reasons_for_missing_events
 from cudakit.units import capitalized, format_bytes, format_count
+
+
+def report(result: SanitizeResult, *, top: int = 20) -> Document:
+    """Return the report with the first ``top`` races, or with all races if ``top`` is 0."""
+    shown_races = result.races if top == 0 else result.races[:top]
+    sections = [
+        races.race_section(
+            race,
+            race_number,
+            processes=result.processes,
+            is_counted=result.is_counted(race),
+        )
+        for race_number, race in enumerate(shown_races, start=1)
+    ]
+    counted_race_count = sum(map(result.is_counted, shown_races))
+    nodes: list[Node] = [
+        *_incomplete_notes(result),
+        *call_sections(result.different_calls),
+        *map(races.unverified_note, result.unverified),
+        *sections[:counted_race_count],
+    ]
+    if library_sections := sections[counted_race_count:]:
+        nodes.append(_library_section(library_sections))
+    omitted_count = len(result.races) - len(shown_races)
+    if omitted_count:
+        omitted_races_text = (
+            "1 more race is" if omitted_count == 1 else f"{omitted_count:,} more races are"
+        )
+        nodes.append(Note("info", f"{omitted_races_text} not shown"))
+    coverage_notes = tuple(notes(result))
+    return Document(
+        title(result), (*nodes, Section("Coverage", coverage_notes)) if nodes else coverage_notes
+    )
+
+
+def _library_section(sections: Sequence[Section]) -> Section:
+    """Return a folded section with races of libraries that do not count."""
+    note = Note(
+        "info",
+        "The program cannot fix these races, so they do not change the exit code",
+        remedies=("count races inside libraries, too: --internal",),
+    )
+    return Section("Races inside libraries", (note, *sections), is_folded=True)
+
+
+def brief_sentences(result: SanitizeResult) -> tuple[str | Note, ...]:
+    """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
+    found_nothing = is_empty(result) and not result.races
+    verdict = nothing_recorded(result) if found_nothing else title(result)
+    notes_on_races = map(races.race_note, filter(result.is_counted, result.races))
+    return (
+        capitalized(verdict),
+        *_incomplete_notes(result),
+        *map(calls_note, result.different_calls),
+        *map(races.unverified_note, result.unverified),
+        *notes_on_races,
+        *recorder_notes(result),
+    )
+
+
+def _incomplete_notes(result: SanitizeResult) -> Iterator[Note]:
+    for reason in result.incomplete:
+        yield Note("error", capitalized(reason))
+
+
+def title(result: SanitizeResult) -> str:
+    """Return the verdict: ``2 races between streams, found 1,204 times``."""
+    verdict = ", ".join(_verdict(result))
+    if _lacks_required_gpu(result) and not is_empty(result):
+        verdict = f"failed, because no work of a real GPU was recorded: {verdict}"
+    return capitalized(verdict)
+
+
+def _lacks_required_gpu(result: SanitizeResult) -> bool:
+    """Return whether work of a real GPU was required (--require-gpu), but not recorded."""
+    return len(reasons_for_missing_events(result.incomplete)) < len(result.incomplete)
+
+
+def _no_races_text(result: SanitizeResult) -> str:
+    """Return that no races were found, except those that are not reported."""
+    exceptions = []
+    if any(suppression.races for suppression in result.suppressed):
+        exceptions.append("suppressed races")
+    if result.baseline and result.baseline.races:
+        exceptions.append("races of the baseline")
+    return f"no races found{' except ' if exceptions else ''}{' and '.join(exceptions)}"
+
+
+def _verdict(result: SanitizeResult) -> Iterator[str]:
+    counted_races = [race for race in result.races if result.is_counted(race)]
+    race_count, occurrence_count = len(counted_races), sum(race.count for race in counted_races)
+    has_race_elsewhere = any(
+        race.kind is RaceKind.HOST or race.current.stream_number == race.previous.stream_number
+        for race in counted_races
+    )
+    place_text = "" if has_race_elsewhere else " between streams"
+    if race_count:
+        yield f"{race_count:,} race{'s' if race_count > 1 else ''}{place_text}"
+    else:
+        yield NOTHING_RECORDED if is_empty(result) else _no_races_text(result)
+    if different_call_count := len(result.different_calls):
+        plural = "s" if different_call_count > 1 else ""
+        yield f"{different_call_count:,} collective{plural} called differently by ranks"
+    if unverified_count := len(result.unverified):
+        plural = "s" if unverified_count > 1 else ""
+        yield f"{unverified_count:,} pair{plural} of operations not checked (needs --accesses exact)"
+    if occurrence_count > race_count:
+        yield f"found {format_count(occurrence_count)} times"
+    if library_race_count := len(result.races) - race_count:
+        one_race_text, several_races_text = (
+            "1 race inside a library",
+            f"{library_race_count:,} races inside libraries",
+        )
+        yield one_race_text if library_race_count == 1 else several_races_text
+    if reasons_for_missing_events(result.incomplete):
+        yield "result incomplete"
+    if result.simulated:
+        yield "on a simulated device"
+    if result.stopped:
+        yield "stopped at the first race"
+
+
+# --- Notes on how much of the program was recorded, and how much of the recording was analyzed -----
 
 _MAX_LISTED_GAPS = 8
 
@@ -228,3 +361,50 @@ def _count_with_noun(noun: str, noun_count: int) -> str:
 
 def _occurrences(occurrence_count: int) -> str:
     return "once" if occurrence_count == 1 else f"{format_count(occurrence_count)} times"
+
+
+# --- Present the collectives that ranks call differently -------------------------------------------
+
+MEANINGS: Final = {
+    DifferenceKind.FUNCTION: "Ranks of a communicator call different collectives, or in different order.",
+    DifferenceKind.COUNT: "Ranks of a communicator call a collective with different numbers of elements.",
+    DifferenceKind.DATATYPE: "Ranks of a communicator call a collective with different types of elements.",
+    DifferenceKind.ROOT: "Ranks of a communicator call a collective with different roots.",
+    DifferenceKind.TRANSFER: "A rank receives another number of bytes than the other rank sends.",
+}
+
+
+_HEADINGS: Final = {
+    DifferenceKind.FUNCTION: "Ranks call different collectives",
+    DifferenceKind.COUNT: "Ranks pass different numbers of elements",
+    DifferenceKind.DATATYPE: "Ranks pass different types of elements",
+    DifferenceKind.ROOT: "Ranks pass different roots",
+    DifferenceKind.TRANSFER: "A send and its receive have different sizes",
+}
+
+
+def call_sections(differences: Sequence[DifferentCalls]) -> Iterator[Section]:
+    """Yield one section for each pair of calls that differ."""
+    for difference in differences:
+        facts = Facts(
+            tuple(
+                (f"rank {call.rank}", fact_value)
+                for call in (difference.first, difference.second)
+                for fact_value in (Text(f"{call.operation}, process {call.process}"), _stack(call))
+            )
+        )
+        yield Section(_HEADINGS[difference.kind], (calls_note(difference), facts))
+
+
+def calls_note(difference: DifferentCalls) -> Note:
+    """Return the sentence of two calls that differ, and the finding for structured formats."""
+    calls = (difference.first, difference.second)
+    locations = tuple((f"rank {call.rank}: {call.operation}", _stack(call)) for call in calls)
+    finding = Finding(
+        f"different-{difference.kind.value}", MEANINGS[difference.kind], locations, count=1
+    )
+    return Note("error", capitalized(difference.sentence), (difference.hint,), finding)
+
+
+def _stack(call: CollectiveCall) -> Stack:
+    return Stack(call.stack, call.site)

@@ -11,7 +11,7 @@ from markup_tree import Node, read
 from cudakit.report.document import Columns, Document, Note, View
 from cudakit.report.html import render
 from cudakit.report.svg import figure
-from cudakit.sanitize.present.race_diagram import race_diagram
+from cudakit.sanitize.report.race_diagram import race_diagram
 
 
 def columns(

@@ -10,10 +10,9 @@ import numpy as np
 
 from cudakit.report.document import Column, Columns, Count, Node, Table, Text, Value, View
 from cudakit.report.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
-from cudakit.sanitize.names import call_site
-from cudakit.sanitize.races import RaceKind, SyncKind
-from cudakit.sanitize.result import FoundRace, LastSync, Side
-from cudakit.trace.kernel_names import short_kernel
+from cudakit.sanitize.hints import call_site
+from cudakit.sanitize.races import FoundRace, LastSync, RaceKind, Side, SyncKind
+from cudakit.trace.names import short_kernel
 
 # Maximum number of characters of a kernel name in the diagram.
 _MAX_LABEL_LENGTH = 32

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sanitize.present.test_present import read
+from sanitize.report.test_document import read
 from sanitize.sample_races import (
     exact_operation,
     kernel,
@@ -19,18 +19,18 @@ from sanitize.sample_races import (
 from sanitize.test_different_calls import call_batch, collective, differences
 
 from cudakit.report import sarif
+from cudakit.sanitize.baseline import suppressions
+from cudakit.sanitize.findings import Report
 from cudakit.sanitize.hints import remedies, smallest_fix
-from cudakit.sanitize.present import brief_sentences, report, title
 from cudakit.sanitize.races import (
     CollectiveOperation,
     Confidence,
     Coverage,
     Operation,
     RaceKind,
+    SanitizeResult,
 )
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import SanitizeResult
-from cudakit.sanitize.suppressions import suppressions
+from cudakit.sanitize.report import brief_sentences, report, title
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind, Precision
 

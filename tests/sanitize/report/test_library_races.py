@@ -20,10 +20,9 @@ from sanitize.sample_races import report_of as add_to_report
 from cudakit.report import console, html, sarif
 from cudakit.report import json as json_render
 from cudakit.report.document import Note
-from cudakit.sanitize.present import brief_sentences, report, title
-from cudakit.sanitize.races import Confidence, NamedRange
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import SanitizeResult
+from cudakit.sanitize.findings import Report
+from cudakit.sanitize.races import Confidence, NamedRange, SanitizeResult
+from cudakit.sanitize.report import brief_sentences, report, title
 from cudakit.trace.kinds import AccessMode, Precision
 
 INSIDE = (NamedRange("step 7", ""), NamedRange("forward", "torch"))

@@ -15,11 +15,17 @@ from cudakit.report.document import (
     Text,
     Value,
 )
-from cudakit.sanitize.hints import short_stream_name
-from cudakit.sanitize.names import in_range
-from cudakit.sanitize.present.race_diagram import diagram, is_used_after_free
-from cudakit.sanitize.races import Confidence, RaceKind
-from cudakit.sanitize.result import FoundRace, Memory, Process, Side, UnverifiedPair
+from cudakit.sanitize.hints import in_range, short_stream_name
+from cudakit.sanitize.races import (
+    Confidence,
+    FoundRace,
+    Memory,
+    Process,
+    RaceKind,
+    Side,
+    UnverifiedPair,
+)
+from cudakit.sanitize.report.race_diagram import diagram, is_used_after_free
 from cudakit.stacks import is_backward
 from cudakit.trace.kinds import AllocationKind, Precision
 from cudakit.units import Unavailable, capitalized, format_bytes, format_count

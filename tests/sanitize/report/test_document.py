@@ -28,20 +28,21 @@ from sanitize.sample_races import (
 
 from cudakit.report import console, html, sarif
 from cudakit.report.document import Columns, Document, Note, Section, View
-from cudakit.sanitize.present import brief_sentences, report, title
-from cudakit.sanitize.present.races import race_note
+from cudakit.sanitize.baseline import parse_pattern
+from cudakit.sanitize.findings import Report
 from cudakit.sanitize.races import (
     Confidence,
     Coverage,
+    FoundRace,
     NamedRange,
     Race,
     RaceKind,
+    SanitizeResult,
     Sync,
     SyncKind,
 )
-from cudakit.sanitize.report import Report
-from cudakit.sanitize.result import FoundRace, SanitizeResult
-from cudakit.sanitize.suppressions import parse_pattern
+from cudakit.sanitize.report import brief_sentences, report, title
+from cudakit.sanitize.report.races import race_note
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import AccessMode, EventKind
 
