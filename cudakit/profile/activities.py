@@ -54,7 +54,7 @@ _TEXT_FIELDS: dict[EventKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Activities:
-    """The activities of one process, as numpy records (``trace.layout.layout``) in the order of the trace.
+    """The activities of one process, as numpy records in the order of the trace (``trace_file.layout``).
 
     Text fields are indices of ``strings``; ``site`` is an index of ``stacks``, where 0 is the empty stack.
     Records of CUPTI arrive in buffers, so rows are not sorted by time. The site of a kernel, copy or

@@ -17,8 +17,8 @@ import numpy as np
 from cudakit.memory.snapshot import DRIVER, MANAGED
 from cudakit.stacks import Stack
 from cudakit.trace.kinds import LIBRARY_DOMAINS, AllocationKind, AllocationLayer, EventKind
-from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Records, view
 
 Action: TypeAlias = Literal[
     "oom", "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
