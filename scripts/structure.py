@@ -4,15 +4,18 @@
 
 Lines and files by package, the deepest import level (the longest chain of imports that starts at a file),
 import cycles, files under 40 lines that one other file imports, and the largest classes, files and functions.
-Imports inside functions and for type checkers count. ``--check`` exits with 1 if there is a cycle or such a
-small file.
+Imports inside functions and for type checkers count. A unit of C, which is a .c file with the header of its
+name, needs the units whose headers it includes and whose functions and variables it uses. ``--check`` exits with
+1 if there is a cycle in either language.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +23,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL_LINES = 40
 ROWS = 5
 NATIVE = {".c", ".h", ".cu"}
+
+_C_COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_C_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+# A name that is not the member of a struct.
+_C_NAME = re.compile(r"(?<![.>\w])[A-Za-z_]\w*")
+# The names of functions and variables that are defined at the beginning of a line, and not static.
+_C_DEFINITION = re.compile(
+    r"^(?!static|typedef|extern|return)\w[\w ]*[ *](\w+)(?:\([^;{}]*\)\s*\{| = [^;]*;|;)",
+    re.MULTILINE,
+)
 
 
 def modules() -> dict[str, Path]:
@@ -57,6 +70,62 @@ def import_graph(package_modules: dict[str, Path]) -> dict[str, set[str]]:
 def import_cycles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
     """Return the groups of modules that import one another."""
     return [component for component in strongly_connected(graph) if len(component) > 1]
+
+
+def c_graph() -> dict[str, set[str]]:
+    """Return the other units that each unit of C of the package needs, each by its path without suffix."""
+    package = ROOT / "cudakit"
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in sorted(package.rglob("*"))
+        if path.suffix in {".c", ".h"}
+    }
+    unit_of = {path: str(path.relative_to(package).with_suffix("")) for path in texts}
+    words = {
+        path: set(_C_NAME.findall(_C_COMMENT_OR_STRING.sub(" ", text)))
+        for path, text in texts.items()
+    }
+    headers = {
+        path: {
+            header
+            for name in _C_INCLUDE.findall(text)
+            for header in _found_headers(path, name, texts)
+        }
+        for path, text in texts.items()
+    }
+    definitions: dict[str, set[Path]] = defaultdict(set)
+    for path, text in texts.items():
+        if path.suffix == ".c":
+            for name in _C_DEFINITION.findall(_C_COMMENT_OR_STRING.sub(" ", text)):
+                definitions[name].add(path)
+    graph: dict[str, set[str]] = {unit: set() for unit in unit_of.values()}
+    for path in texts:
+        graph[unit_of[path]] |= {unit_of[header] for header in headers[path]}
+        included = set(headers[path])
+        while more := {header for each in included for header in headers[each]} - included:
+            included |= more
+        declared = {name for header in included for name in words[header]}
+        if path.suffix == ".c":
+            for name in words[path] & declared & definitions.keys():
+                graph[unit_of[path]] |= {
+                    unit_of[other]
+                    for other in definitions[name]
+                    if package_of(other) == package_of(path)
+                }
+    return {unit: needed - {unit} for unit, needed in graph.items()}
+
+
+def _found_headers(path: Path, name: str, files: Iterable[Path]) -> list[Path]:
+    """Return the headers that ``#include "name"`` in a file may mean: of its folder, else of its package."""
+    beside = path.parent / name
+    if beside in files:
+        return [beside]
+    parts = Path(name).parts
+    return [
+        header
+        for header in files
+        if header.parts[-len(parts) :] == parts and package_of(header) == package_of(path)
+    ]
 
 
 def small_files(package_modules: dict[str, Path], graph: dict[str, set[str]]) -> list[str]:
@@ -156,11 +225,13 @@ def main() -> int:
     trees = {name: ast.parse(text) for name, text in texts.items()}
     graph = import_graph(package_modules)
     cycles, small = import_cycles(graph), small_files(package_modules, graph)
+    c_cycles = import_cycles(c_graph())
     depth = levels(graph, strongly_connected(graph))
     deepest = max(depth, key=lambda name: depth[name])
     print_sizes()
     print(f"\ndeepest import level: {depth[deepest]} ({deepest})")
     print(f"import cycles: {len(cycles)}", *(f"\n  {' '.join(cycle)}" for cycle in cycles))
+    print(f"cycles of C files: {len(c_cycles)}", *(f"\n  {' '.join(cycle)}" for cycle in c_cycles))
     print(f"files under {SMALL_LINES} lines with one importer: {len(small)}")
     print(*(f"  {name}\n" for name in small), sep="", end="")
     sizes = sorted(((text.count("\n"), name) for name, text in texts.items()), reverse=True)[:ROWS]
@@ -171,7 +242,7 @@ def main() -> int:
         ("functions", functions),
     ):
         print(f"largest {title}: " + ", ".join(f"{name} {length}" for length, name in rows))
-    return int("--check" in sys.argv[1:] and bool(cycles or small))
+    return int("--check" in sys.argv[1:] and bool(cycles or c_cycles))
 
 
 if __name__ == "__main__":

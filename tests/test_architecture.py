@@ -384,6 +384,40 @@ def test_import_graph_of_the_package_has_no_cycle() -> None:
     assert structure.import_cycles(graph) == []
 
 
+def test_graph_of_the_c_files_has_no_cycle() -> None:
+    graph = structure.c_graph()
+
+    assert "record/native/recorder/write/spool" in graph["record/native/recorder/recorder"]
+    assert structure.import_cycles(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("upper_code", "is_cycle"),
+    [
+        ("int lower(void);\nint upper(void)\n{\n    return lower();\n}\n", False),  # not declared by a header
+        ('#include "lower.h"\nint upper(void)\n{\n    return lower();\n}\n', True),
+        ('#include "api.h"\nint upper(void)\n{\n    return lower();\n}\n', True),
+        ('#include "api.h"\nint upper(void)\n{\n    return 0; /* lower() */\n}\n', False),
+    ],
+)
+def test_unit_of_c_needs_the_unit_whose_function_it_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upper_code: str, is_cycle: bool
+) -> None:
+    native = tmp_path / "cudakit/package/native"
+    native.mkdir(parents=True)
+    (native / "api.h").write_text("int lower(void);\nint upper(void);\n")
+    (native / "lower.h").write_text("int lower(void);\n")
+    (native / "upper.c").write_text(upper_code)
+    (native / "lower.c").write_text(
+        '#include "api.h"\n#include "lower.h"\nint lower(void)\n{\n    return upper();\n}\n'
+    )
+    monkeypatch.setattr(structure, "ROOT", tmp_path)
+
+    cycles = structure.import_cycles(structure.c_graph())
+
+    assert cycles == ([("package/native/lower", "package/native/upper")] if is_cycle else [])
+
+
 def test_no_file_under_40_lines_has_a_single_importer() -> None:
     known = structure.modules()
 

@@ -7,7 +7,7 @@
 #include <sys/prctl.h>
 
 #include "fake_device.h"
-#include "hooks/driver_api.h"
+#include "vendor/driver_api.h"
 
 static Sanitizer_CallbackFunc subscribed_callback;
 

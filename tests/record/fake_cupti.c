@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "profile/cupti_api.h"
+#include "vendor/cupti_api.h"
 
 #define MAX_KINDS 64
 #define MAX_CALLBACK_IDS 32

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 
 /* ``count`` accesses from ``address`` on; flags 0: one tensor load through the map at ``address``. */
 typedef struct {

@@ -15,8 +15,8 @@ import pytest
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[1] / "cudakit/record"
 SOURCES = (
-    "decode/byte_set_hash.c", "decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/im2col.c",
-    "decode/tensor_maps.c", "exact/machine_code.c",
+    "containers.c", "decode/byte_set_hash.c", "decode/pages.c", "decode/tma_boxes.c", "decode/tensor_maps.c",
+    "exact/machine_code.c",
 )  # fmt: skip
 BITMAP_BYTES = 4096
 PAGE_SHIFTS = 17, 15  # log2 of the bytes of memory per page, by level

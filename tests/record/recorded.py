@@ -21,13 +21,7 @@ from cudakit.trace.trace_file import unpack
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[1] / "cudakit/record"
 # Linked into the device patch on the host.
-SOURCES = (
-    "decode/ranges.c",
-    "decode/page_set.c",
-    "decode/tma_boxes.c",
-    "decode/im2col.c",
-    "decode/tensor_maps.c",
-)
+SOURCES = ("containers.c", "decode/pages.c", "decode/tma_boxes.c", "decode/tensor_maps.c")
 
 Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # files of device patches, by compute capability
 

@@ -1,4 +1,4 @@
-/* Growing arrays, and a hash table from 64-bit keys to 32-bit numbers. */
+/* Growing arrays, a hash table from 64-bit keys to 32-bit numbers, and a hash function. */
 #ifndef CK_CONTAINERS_H
 #define CK_CONTAINERS_H
 
@@ -32,5 +32,12 @@ uint32_t hash_table_remove(hash_table *table, uint64_t key);
 
 /* Remove all keys. */
 void hash_table_clear(hash_table *table);
+
+/* Return a hash of the hashed values so far and one more value. */
+static inline uint64_t mix_hash(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return hash ^ hash >> 32;
+}
 
 #endif

@@ -7,12 +7,14 @@
 #include <stddef.h>
 
 #include "exact/exact.h"
-#include "exact/patching.h"
+#include "exact/modules.h"
 #include "exact/templates.h"
 #include "hooks/hooks.h"
-#include "hooks/sanitizer_api.h"
-#include "profile/library.h"
+#include "model/ranges.h"
 #include "profile/window.h"
+#include "recorder.h"
+#include "vendor/cupti_api.h"
+#include "vendor/sanitizer_api.h"
 #include "write/call_sites.h"
 #include "write/record.h"
 #include "write/spool.h"

@@ -1,4 +1,4 @@
-/* Global state of the recorder, and the functions that begin and append records. */
+/* The state that all parts of the recorder share, and the functions that begin and append records. */
 #define _GNU_SOURCE
 #include "recorder.h"
 
@@ -8,14 +8,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "model/ids.h"
-#include "write/call_sites.h"
 #include "write/spool.h"
 
 __thread thread_state this_thread;
 /* An adaptive mutex: waiting threads spin before they sleep, because the recorder lock is held for microseconds. */
 pthread_mutex_t recorder_lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
-sanitizer_api sanitizer;
 
 #define MAX_CONTEXTS 4096
 #define MAX_DETAIL 256
@@ -23,21 +20,43 @@ sanitizer_api sanitizer;
 static uint64_t last_seq;
 static int16_t context_devices[MAX_CONTEXTS]; /* device of each context, by context id */
 
-void set_context_device(uint32_t context, CUdevice device)
+static bool uses_templates, patches_modules;
+static void (*prepare_record)(void);
+
+void templates_enable(void)
+{
+    uses_templates = true;
+}
+
+bool templates_are_enabled(void)
+{
+    return uses_templates;
+}
+
+void patching_enable(void)
+{
+    patches_modules = true;
+}
+
+bool patching_is_enabled(void)
+{
+    return patches_modules;
+}
+
+void record_prepare_with(void (*prepare)(void))
+{
+    prepare_record = prepare;
+}
+
+void set_context_device(uint32_t context, int device)
 {
     if (context < MAX_CONTEXTS)
         context_devices[context] = (int16_t)device;
 }
 
-int context_number_device(uint32_t context)
+int context_device(uint32_t context)
 {
-    return context < MAX_CONTEXTS ? context_devices[context] : 0;
-}
-
-int context_device(CUcontext context)
-{
-    uint32_t id = context_id(context);
-    return id < MAX_CONTEXTS ? context_devices[id] : -1;
+    return context < MAX_CONTEXTS ? context_devices[context] : -1;
 }
 
 int64_t monotonic_ns(void)
@@ -57,7 +76,8 @@ record record_begin_at(int64_t time_ns, uint16_t kind, uint32_t context, uint32_
     record rec;
     if (!this_thread.id)
         this_thread.id = (uint32_t)syscall(SYS_gettid);
-    ranges_copy_to_backward_thread();
+    if (prepare_record)
+        prepare_record();
     memset(&rec, 0, sizeof rec);
     rec.seq = ++last_seq;
     rec.time_ns = time_ns;
@@ -123,17 +143,6 @@ void launch_end_delay(void)
 {
     if (this_thread.delayed_seq)
         append_delay(this_thread.delayed_seq, false);
-}
-
-record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
-{
-    call_site stack;
-    call_site_read(&stack);
-    pthread_mutex_lock(&recorder_lock);
-    uint32_t context_number = context_id(context), stream_number = stream_id(stream, context);
-    record rec = record_begin(kind, context_number, stream_number, call_site_id(&stack));
-    rec.program_call = call_site_program_call(&stack);
-    return rec;
 }
 
 void record_append_and_unlock(const record *rec)

@@ -51,9 +51,6 @@ int shadow_prune(struct shadow *shadow, const struct clock *past_clock);
 /* Merge the ranges of each allocation that has more than `max_states`, which is at least 2. `allocation_at` is a
  * function that returns the races.Allocation with an address, or None. */
 int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states);
-/* Remove states from a map. `keep` returns 1 for a state that stays; for a state to remove it clears the state and
- * returns 0; on errors it returns -1 with an exception. */
-int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context);
 void shadow_release(struct shadow *shadow);
 
 #endif

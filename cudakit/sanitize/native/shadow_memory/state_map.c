@@ -304,3 +304,21 @@ void map_release(struct state_map *map)
     PyMem_Free(map->first_addresses);
     *map = (struct state_map){0};
 }
+
+int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context)
+{
+    size_t count = map->state_count, remaining_count = 0;
+    struct state *states = map_take_all(map);
+    int result = states ? 0 : -1;
+    for (size_t i = 0; states && i < count; i++) {
+        int is_kept = result ? 1 : keep(&states[i], context);
+        if (is_kept < 0)
+            result = -1;
+        if (is_kept)
+            states[remaining_count++] = states[i];
+    }
+    if (states && remaining_count && map_replace(map, (struct position){0, 0}, 0, states, remaining_count))
+        result = -1;
+    PyMem_Free(states);
+    return result;
+}

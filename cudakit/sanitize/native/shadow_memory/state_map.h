@@ -51,5 +51,8 @@ int map_replace(struct state_map *map, struct position position, size_t removed_
 struct state *map_take_all(struct state_map *map);
 /* Clear all states and release the memory of the map. */
 void map_release(struct state_map *map);
+/* Remove states from a map. `keep` returns 1 for a state that stays; for a state to remove it clears the state and
+ * returns 0; on errors it returns -1 with an exception. */
+int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context);
 
 #endif

@@ -1,4 +1,4 @@
-/* The pickle machine: its state, and helpers for machine.c and scalars.c. tree.h has the overview. */
+/* The pickle machine: its state, and functions that read the file and the stack. tree.h has the overview. */
 
 #ifndef CUDAKIT_READER_MACHINE_H
 #define CUDAKIT_READER_MACHINE_H
@@ -82,18 +82,5 @@ static inline bool require_values(Machine *m, uint64_t count)
 {
     return m->stack.used - stack_floor(m) >= count || fail(m, "stack");
 }
-
-/* Scalars: each function reads its argument from the file and pushes a value. `width` is the size of
- * the length field in bytes. */
-static inline bool push_small_int(Machine *m, int64_t number)
-{
-    return push(m, MAKE(SMALL_INT, PAYLOAD((uint64_t)number)));
-}
-
-bool push_long(Machine *m, int width);
-bool push_bytes(Machine *m, int width);
-bool push_text(Machine *m, int width);
-bool push_binfloat(Machine *m);
-bool push_line_argument(Machine *m); /* a line of text, converted by m->convert */
 
 #endif

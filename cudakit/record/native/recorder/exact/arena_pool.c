@@ -3,11 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decode/emit_accesses.h"
-#include "exact/decode_thread.h"
-#include "exact/patching.h"
-#include "model/graphs.h"
+#include "exact/emit_accesses.h"
+#include "exact/reader_lock.h"
+#include "exact/space_estimates.h"
+#include "exact/templates.h"
+#include "model/allocations.h"
+#include "model/ids.h"
+#include "model/stream_order.h"
 #include "recorder.h"
+#include "vendor/driver_api.h"
 
 #define MAX_POOLS 32
 #define READ_INTERVAL_NS 100000000
@@ -64,6 +68,113 @@ static void reset_arena(launch_arena *arena)
     pthread_mutex_unlock(&recorder_lock);
 }
 
+/* --- memory ------------------------------------------------------------------------------------ */
+
+/* Memory budget of the arenas of a context: a tenth of the device memory that the program has allocated, but at least
+ * 361 MiB (two arenas of 2^17 entries), at most 1 GiB, and at most half of the free device memory. */
+#define MIN_ENTRIES_LOG2 17
+#define MIN_ENTRIES_LOG2_IF_FULL 12 /* minimum on a device with little free memory */
+#define MAX_BYTES (1ull << 30)
+
+/* Create a stream for the recorder in the current context. Return NULL on failure. Calls CUDA. */
+static Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream)
+{
+    const driver_functions *driver = driver_api();
+    Sanitizer_StreamHandle handle = NULL;
+    if (driver && !driver->cuStreamCreate(stream, STREAM_NON_BLOCKING) &&
+        sanitizer.stream_handle(context, *stream, &handle))
+        handle = NULL;
+    return handle;
+}
+
+static uint64_t allocated_bytes(const arena_pool *pool)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < ARENAS; i++)
+        bytes += pool->arenas[i].memory.device_memory ? pool->arenas[i].memory.size_bytes : 0;
+    return bytes;
+}
+
+static void record_arena_size(const arena_pool *pool)
+{
+    const uint64_t bytes = allocated_bytes(pool);
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_ARENAS, context_id(pool->context), 0, 0);
+    rec.arenas.size_bytes = bytes;
+    record_append(&rec);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Return the log2 of the number of entries of an arena within the budget, without regard to free memory. */
+static unsigned target_entries_log2(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    uint64_t budget_bytes = allocations_device_bytes() / 10;
+    pthread_mutex_unlock(&recorder_lock);
+    if (budget_bytes > MAX_BYTES)
+        budget_bytes = MAX_BYTES;
+    unsigned entries_log2 = MIN_ENTRIES_LOG2;
+    while (entries_log2 < CK_MAX_ENTRIES_LOG2 && ARENAS * arena_bytes(entries_log2 + 1) <= budget_bytes)
+        entries_log2++;
+    return entries_log2;
+}
+
+/* Return the log2 of the number of entries of an arena within the budget and the free memory. */
+static unsigned affordable_entries_log2(const arena_pool *pool)
+{
+    unsigned entries_log2 = target_entries_log2();
+    while (entries_log2 > MIN_ENTRIES_LOG2_IF_FULL && ARENAS * arena_bytes(entries_log2) > pool->free_bytes / 2)
+        entries_log2--;
+    return entries_log2;
+}
+
+void arena_budget_query(arena_pool *pool)
+{
+    const driver_functions *driver = driver_api();
+    size_t free_bytes = 0, total_bytes = 0;
+    const uint64_t arena_bytes_held = allocated_bytes(pool);
+    if (arena_bytes_held >= ARENAS * arena_bytes(target_entries_log2()) || order_is_capturing() || !driver)
+        return;
+    const bool was_in_recorder_call = this_thread.in_recorder_call;
+    this_thread.in_recorder_call = true;
+    if (!driver->cuMemGetInfo_v2(&free_bytes, &total_bytes))
+        pool->free_bytes = free_bytes + arena_bytes_held;
+    this_thread.in_recorder_call = was_in_recorder_call;
+}
+
+/* Make sure that an unused arena has as much memory as the budget allows. Return false if no unused arena has
+ * memory. Calls CUDA. */
+static bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
+{
+    unsigned entries_log2 = affordable_entries_log2(pool);
+    arena_memory new_memory;
+    if (unused->memory.device_memory && unused->memory.entries_log2 >= entries_log2)
+        return true;
+    if (order_is_capturing() || !arena_create(&new_memory, pool->context, pool->stream, entries_log2))
+        return unused->memory
+            .device_memory; /* during a stream capture, an allocation could invalidate the capture */
+    arena_free(&unused->memory);
+    unused->memory = new_memory;
+    record_arena_size(pool);
+    return true;
+}
+
+/* Free all arenas. Also destroy the stream of the pool if ``destroy_stream``; otherwise it is destroyed with its
+ * context. Calls CUDA. */
+static void arena_memory_release(arena_pool *pool, bool destroy_stream)
+{
+    const driver_functions *driver = driver_api();
+    bool has_freed_memory = false;
+    for (size_t i = 0; i < ARENAS; i++) {
+        has_freed_memory = has_freed_memory || pool->arenas[i].memory.device_memory;
+        arena_free(&pool->arenas[i].memory);
+    }
+    if (has_freed_memory)
+        record_arena_size(pool);
+    if (driver && destroy_stream)
+        driver->cuStreamDestroy_v2(pool->driver_stream);
+}
+
 /* --- creation --------------------------------------------------------------------------------- */
 
 /* Return an empty pool. Pools are never freed, because another thread may be about to use one; the pool of a destroyed
@@ -94,7 +205,7 @@ static arena_pool *create_pool(CUcontext context)
     arena_budget_query(pool);
     bool has_memory = pool->stream && arena_memory_provide(pool, pool->arenas);
     pthread_mutex_lock(&recorder_lock);
-    pool->last_poll_ns = monotonic_now_ns();
+    pool->last_poll_ns = monotonic_ns();
     pool->last_read_ns = 0;
     pool->current = has_memory ? pool->arenas : NULL;
     pool->is_disabled = !has_memory;
@@ -107,11 +218,11 @@ static arena_pool *create_pool(CUcontext context)
     return pool;
 }
 
-arena_pool *pool_open(CUcontext context)
+arena_pool *pool_open(CUcontext context, bool may_create)
 {
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = context ? pool_find(context) : NULL;
-    bool must_create = !pool && patching_is_active(context) && !graphs_is_capturing();
+    bool must_create = !pool && may_create && !order_is_capturing();
     pthread_mutex_unlock(&recorder_lock);
     if (!must_create || !reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS))
         return pool;
@@ -185,7 +296,7 @@ static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
         arena_free(&arena->memory); /* the arena gets new memory before its next use */
     reset_arena(arena);
     __atomic_store_n(&pool->wait_timed_out, false, __ATOMIC_RELAXED);
-    pool->last_read_ns = monotonic_now_ns();
+    pool->last_read_ns = monotonic_ns();
     decode_submit(job, must_wait);
 }
 
@@ -217,7 +328,7 @@ static bool is_nearly_full(const launch_arena *arena)
 static bool is_read_due(const arena_pool *pool, const launch_arena *arena)
 {
     return is_nearly_full(arena) || !pool->current || pool->current->launch_count >= MIN_LAUNCHES_PER_READ ||
-           monotonic_now_ns() - pool->last_read_ns >= READ_INTERVAL_NS;
+           monotonic_ns() - pool->last_read_ns >= READ_INTERVAL_NS;
 }
 
 static void read_due_arenas(arena_pool *pool)
@@ -251,7 +362,7 @@ static bool replace_current_arena(arena_pool *pool)
         if (replaced_arena)
             replaced_arena->is_retired = true;
         pool->current = next_arena;
-        pool->last_replacement_ns = monotonic_now_ns();
+        pool->last_replacement_ns = monotonic_ns();
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_replaced && replaced_arena)
@@ -289,10 +400,10 @@ static int fill_level(const launch_arena *arena)
  * launches are not delayed: a kernel may be waiting for the host. The reader lock is held. */
 static void wait_for_free_arena(arena_pool *pool)
 {
-    const int64_t deadline_ns = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
+    const int64_t deadline_ns = monotonic_ns() + LAUNCH_WAIT_LIMIT_NS;
     read_retired_arenas(pool);
     while (!replace_current_arena(pool)) {
-        if (pool->wait_timed_out || monotonic_now_ns() >= deadline_ns) {
+        if (pool->wait_timed_out || monotonic_ns() >= deadline_ns) {
             __atomic_store_n(&pool->wait_timed_out, true, __ATOMIC_RELAXED);
             return;
         }
@@ -305,7 +416,7 @@ static void wait_for_free_arena(arena_pool *pool)
  * launches of programs that never wait are compared soon. */
 static bool is_replacement_due(const arena_pool *pool)
 {
-    const int64_t now_ns = monotonic_now_ns();
+    const int64_t now_ns = monotonic_ns();
     return templates_are_enabled() && pool->current->launch_count &&
            now_ns - pool->last_wait_ns >= INTERVAL_WITHOUT_WAIT_NS &&
            now_ns - pool->last_replacement_ns >= READ_INTERVAL_NS;
@@ -315,7 +426,7 @@ static void poll_pool(arena_pool *pool, bool host_waits)
 {
     read_due_arenas(pool);
     pthread_mutex_lock(&recorder_lock);
-    pool->last_poll_ns = monotonic_now_ns();
+    pool->last_poll_ns = monotonic_ns();
     pool->recorded_since_poll = 0;
     pthread_mutex_unlock(&recorder_lock);
     if (!pool->current || (host_waits && pool->current->launch_count) || is_replacement_due(pool)) {
@@ -339,7 +450,7 @@ static void poll_pool(arena_pool *pool, bool host_waits)
 static bool is_poll_overdue(const arena_pool *pool)
 {
     return pool->context && !pool->is_disabled && pool_has_unread_launches(pool) &&
-           monotonic_now_ns() - pool->last_poll_ns >= INTERVAL_WITHOUT_WAIT_NS;
+           monotonic_ns() - pool->last_poll_ns >= INTERVAL_WITHOUT_WAIT_NS;
 }
 
 /* Return a pool that must be polled by calls in another context, or NULL. The recorder lock is held. */
@@ -356,11 +467,11 @@ void pool_poll(arena_pool *pool, bool host_waits)
     pthread_mutex_lock(&recorder_lock);
     arena_pool *overdue_pool = find_overdue_pool(pool);
     if (host_waits)
-        pool->last_wait_ns = monotonic_now_ns();
+        pool->last_wait_ns = monotonic_ns();
     bool is_too_early = host_waits && pool->current &&
                         (!pool_has_unread_launches(pool) ||
                          (pool->current->launch_count < MIN_LAUNCHES_PER_READ && !is_nearly_full(pool->current) &&
-                          monotonic_now_ns() - pool->last_poll_ns < POLL_INTERVAL_NS));
+                          monotonic_ns() - pool->last_poll_ns < POLL_INTERVAL_NS));
     pthread_mutex_unlock(&recorder_lock);
     if ((is_too_early && !overdue_pool) || !reader_lock_acquire(0))
         return;
@@ -446,13 +557,13 @@ void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
  * reader lock is held. */
 static void finish_arena(arena_pool *pool, launch_arena *arena)
 {
-    const int64_t deadline_ns = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
+    const int64_t deadline_ns = monotonic_ns() + FINISH_WAIT_LIMIT_NS;
     arena_top top;
     arena_streams_enqueue_markers(&arena->streams, &arena->memory, NULL);
     if (!arena_streams_synchronize_unmarked(&arena->streams))
         arena->is_attribution_lost = true;
     while (!is_arena_complete(arena)) {
-        if (monotonic_now_ns() >= deadline_ns || !arena_copy_top(&arena->memory, &top)) {
+        if (monotonic_ns() >= deadline_ns || !arena_copy_top(&arena->memory, &top)) {
             arena->memory.device_memory = NULL;
             break;
         }

@@ -5,21 +5,50 @@
 #include <string.h>
 
 #include "containers.h"
-#include "decode/emit_accesses.h"
 #include "exact/arena_pool.h"
+#include "exact/emit_accesses.h"
 #include "exact/launch_order.h"
-#include "exact/module_switch.h"
+#include "exact/machine_code.h"
+#include "exact/modules.h"
 #include "exact/patch_restoring.h"
-#include "exact/patching.h"
+#include "exact/space_estimates.h"
+#include "exact/templates.h"
 #include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/stream_order.h"
 #include "recorder.h"
 
 /* The memory budget and the complete arenas are checked once per this number of launches, because the check calls
  * CUDA. */
 #define LAUNCHES_PER_POLL 64
+
+/* A launch of a graph whose kernel nodes write their accesses to an arena. */
+typedef struct {
+    record launch_record;
+    uint32_t graph; /* id of the graph */
+    CUgraphExec executable;
+    uint32_t expected_kernel_count,
+        remaining_kernel_count;    /* number of expected kernels; number of those that have not launched yet */
+    uint32_t first_launch_index;   /* first reserved launch index */
+    uint32_t launch_index_count;   /* number of reserved launch indices; 0: none reserved yet */
+    uint64_t first_grid_id;        /* %gridid that maps to first_launch_index */
+    launch_signature signature;    /* launches of the same signature are expected to have the same accesses */
+    reached_memory reached_memory; /* memory that the nodes reach */
+    bool reservation_failed;       /* the arena has too few launch indices left */
+} graph_launch;
+
+/* The launch that this thread has prepared, or that has a launch index in an arena but may not be enqueued on its stream
+ * yet. */
+typedef struct {
+    uint64_t space_signature; /* signature of the prepared launch, by which its arena space is estimated */
+    uint64_t reserved_pages, reserved_boxes; /* arena space that is reserved for the prepared launch */
+    launch_arena *arena;
+    Sanitizer_StreamHandle stream;
+    graph_launch graph;
+} pending_launch;
+static __thread pending_launch pending;
 
 /* --- launch indices --------------------------------------------------------------------------- */
 
@@ -47,11 +76,11 @@ static bool reserve_launch_indices(launch_arena *arena, size_t launch_index_coun
 static uint32_t assign_launch_indices(launch_arena *arena, uint32_t launch_index_count, uint32_t expected_launches,
                                       const launch_signature *signature, reached_memory reached)
 {
-    const launch_group group = {arena->launch_count, launch_index_count, this_thread.space_signature,
+    const launch_group group = {arena->launch_count, launch_index_count, pending.space_signature,
                                 expected_launches,   *signature,         reached};
     arena->groups[arena->group_count++] = group;
     arena->launch_count += launch_index_count;
-    this_thread.reserved_pages = this_thread.reserved_boxes = 0;
+    pending.reserved_pages = pending.reserved_boxes = 0;
     return group.first_launch_index;
 }
 
@@ -117,78 +146,38 @@ static void emit_unknown_node(graph_launch *graph, uint32_t node)
  * accesses. */
 static void finish_pending_launch(void)
 {
-    launch_arena *arena = this_thread.pending_arena;
+    launch_arena *arena = pending.arena;
     if (!arena)
         return;
-    for (graph_launch *graph = &this_thread.pending_graph_launch; graph->remaining_kernel_count;
-         graph->remaining_kernel_count--)
+    for (graph_launch *graph = &pending.graph; graph->remaining_kernel_count; graph->remaining_kernel_count--)
         emit_unknown_node(graph, 0);
-    arena_streams_count_launch(&arena->streams, this_thread.pending_stream);
+    arena_streams_count_launch(&arena->streams, pending.stream);
     arena->entering_launch_count--;
-    this_thread.pending_arena = NULL;
+    pending.arena = NULL;
 }
 
 static void begin_pending_launch(launch_arena *arena, Sanitizer_StreamHandle stream)
 {
     finish_pending_launch(); /* ends an earlier launch whose end was not reported */
     arena->entering_launch_count++;
-    this_thread.pending_arena = arena;
-    this_thread.pending_stream = stream;
+    pending.arena = arena;
+    pending.stream = stream;
 }
 
 #define FROM_ARGUMENTS "launch inferred from arguments: "
 
 /* --- kernels --------------------------------------------------------------------------------------- */
 
-static uint64_t mix_hash(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-    return hash ^ hash >> 32;
-}
-
-/* Number of unloaded libraries whose modules are unknown. */
-static uint32_t unload_count;
-
-void exact_forget_templates(void)
-{
-    unload_count++;
-}
-
-/* Return a key of the kernel, its grid, block and clusters, and the positions of equal pointers; 0 if there can be no
- * template. */
-static uint64_t template_key(const launch_shape *shape, const launch_arguments *arguments)
-{
-    if (!shape->module || !shape->name || !arguments->is_complete)
-        return 0;
-    const uint64_t launch_properties[] = {(uint64_t)shape->module << 32 | shape->name,
-                                          (uint64_t)shape->grid[0] << 32 | shape->grid[1],
-                                          (uint64_t)shape->grid[2] << 32 | shape->block[0],
-                                          (uint64_t)shape->block[1] << 32 | shape->block[2],
-                                          (uint64_t)shape->cluster[0] << 32 | shape->cluster[1],
-                                          (uint64_t)shape->cluster[2] << 32 | unload_count,
-                                          shape->context};
-    uint64_t key = arguments->pattern_hash;
-    for (size_t i = 0; i < sizeof launch_properties / sizeof *launch_properties; i++)
-        key = mix_hash(key, launch_properties[i]);
-    return key | 1;
-}
-
-launch_hashes exact_hash_launch(const launch_shape *shape, const launch_arguments *arguments)
-{
-    return (launch_hashes){template_key(shape, arguments), arguments->scalar_hash, arguments->pointer_hash,
-                           arguments->distance_hash};
-}
-
 /* Release the arena space that was reserved for a launch that is not recorded. */
 static void release_reserved_space(CUcontext context)
 {
     launch_arena *arena = current_arena(context);
-    if (arena && arena->expected_space.pages >= this_thread.reserved_pages &&
-        arena->expected_space.boxes >= this_thread.reserved_boxes) {
-        arena->expected_space.pages -= this_thread.reserved_pages;
-        arena->expected_space.boxes -= this_thread.reserved_boxes;
+    if (arena && arena->expected_space.pages >= pending.reserved_pages &&
+        arena->expected_space.boxes >= pending.reserved_boxes) {
+        arena->expected_space.pages -= pending.reserved_pages;
+        arena->expected_space.boxes -= pending.reserved_boxes;
     }
-    this_thread.reserved_pages = this_thread.reserved_boxes = 0;
+    pending.reserved_pages = pending.reserved_boxes = 0;
 }
 
 launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
@@ -206,7 +195,7 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
         .block = {launch->blockDim_x, launch->blockDim_y, launch->blockDim_z},
         .cluster = {launch->clusterDim_x, launch->clusterDim_y, launch->clusterDim_z},
     };
-    const launch_hashes hashes = exact_hash_launch(&shape, arguments);
+    const launch_hashes hashes = templates_hash_launch(&shape, arguments);
     *signature = templates_find_signature(&hashes);
     const launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context),
                                   .allocations = arguments->allocations,
@@ -245,8 +234,8 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
         return 0;
     }
     if (unreported.tensor_modes &&
-        !tma_stores_add(&arena->tma_stores, arena->launch_count, unreported.tensor_modes,
-                        this_thread.parameter_layout, this_thread.parameters, this_thread.extra) &&
+        !kernels_add_tensor_maps(&arena->tma_stores, arena->launch_count, unreported.tensor_modes,
+                                 this_launch.layout, this_launch.parameters, this_launch.extra) &&
         !reason)
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
@@ -262,7 +251,7 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
 
 void exact_launch_ended(void)
 {
-    if (!this_thread.pending_arena)
+    if (!pending.arena)
         return;
     pthread_mutex_lock(&recorder_lock);
     finish_pending_launch();
@@ -272,8 +261,8 @@ void exact_launch_ended(void)
 void exact_assign_failed(void)
 {
     pthread_mutex_lock(&recorder_lock);
-    if (this_thread.pending_arena)
-        this_thread.pending_arena->is_attribution_lost = true;
+    if (pending.arena)
+        pending.arena->is_attribution_lost = true;
     record_gap("launch inferred from arguments: its user data could not be set");
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -300,9 +289,6 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
-/* Distinguishes the keys of graphs from those of kernels. */
-#define GRAPH_SIGNATURE (1ull << 32)
-
 /* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the
  * recorder lock is held. */
 static allocation *const *find_allocations(const uint64_t *addresses, size_t address_count, size_t *count)
@@ -322,17 +308,6 @@ static allocation *const *find_allocations(const uint64_t *addresses, size_t add
     return found_allocations;
 }
 
-/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments: launches of
- * graphs whose nodes have the same parameters have the same signature. */
-static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
-{
-    const uint64_t key =
-        memory->content_hash
-            ? mix_hash(mix_hash(memory->content_hash, context), GRAPH_SIGNATURE + unload_count) | 1
-            : 0;
-    return (launch_hashes){key, 0, 0, 0};
-}
-
 /* Return the pointers of a graph's nodes, to which accesses are relative, and set ``count`` to their number. With too
  * many pointers, accesses are compared by address. */
 static const uint64_t *graph_pointers(const graph_memory *reached, size_t *count)
@@ -346,7 +321,7 @@ static const uint64_t *graph_pointers(const graph_memory *reached, size_t *count
 static bool graph_has_template(uint32_t graph, uint32_t context)
 {
     const graph_memory reached = graphs_memory(graph);
-    const launch_hashes hashes = graph_hashes(&reached, context);
+    const launch_hashes hashes = templates_hash_graph(reached.content_hash, context);
     const launch_signature signature = templates_find_signature(&hashes);
     const launch_memory memory = {.pointers = reached.addresses, .footprint = templates_footprint(&signature)};
     size_t allocation_count;
@@ -363,7 +338,7 @@ launch_template exact_choose_graph_template(const record *launch_record, launch_
     if (!templates_are_enabled())
         return (launch_template){0};
     const graph_memory reached = graphs_memory(launch_record->graph_launch.graph);
-    const launch_hashes hashes = graph_hashes(&reached, launch_record->context);
+    const launch_hashes hashes = templates_hash_graph(reached.content_hash, launch_record->context);
     *signature = templates_find_signature(&hashes);
     launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context)};
     memory.allocations = find_allocations(reached.addresses, reached.address_count, &memory.allocation_count);
@@ -399,7 +374,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
                             const launch_signature *signature)
 {
     arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
-    graph_launch *graph = &this_thread.pending_graph_launch;
+    graph_launch *graph = &pending.graph;
     finish_pending_launch();
     *graph = (graph_launch){0};
     if (!kernels || !patching_is_active(launch->context))
@@ -409,6 +384,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
         return 0;
     }
     graph->launch_record = *launch_record;
+    graph->graph = launch_record->graph_launch.graph;
     graph->executable = launch->graphExec;
     graph->signature = *signature;
     graph->reached_memory = signature->state_index
@@ -423,7 +399,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
 void exact_skip_graph(CUcontext context)
 {
     finish_pending_launch();
-    this_thread.pending_graph_launch = (graph_launch){0};
+    pending.graph = (graph_launch){0};
     release_reserved_space(context);
 }
 
@@ -491,8 +467,7 @@ static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint
 {
     size_t map_count;
     const executable_info *executable = executable_find(graph->executable);
-    const tma_store *maps =
-        node_tensor_maps(this_thread.launched_graph_id, executable ? executable->id : 0, node, &map_count);
+    const tma_store *maps = node_tensor_maps(graph->graph, executable ? executable->id : 0, node, &map_count);
     return grid_id - graph->first_grid_id < graph->launch_index_count &&
            tma_stores_copy(&arena->tma_stores,
                            graph->first_launch_index + (uint32_t)(grid_id - graph->first_grid_id), mode, maps,
@@ -502,8 +477,8 @@ static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint
 /* A kernel that was not expected gets user data as well, because the other kernels of the graph may share it. */
 uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
-    launch_arena *arena = this_thread.pending_arena;
-    graph_launch *graph = &this_thread.pending_graph_launch;
+    launch_arena *arena = pending.arena;
+    graph_launch *graph = &pending.graph;
     if (!graph->signature.is_check)
         module_count_launch(patching_module_id(launch->module), arena != NULL);
     if (!arena || !graph->expected_kernel_count)
@@ -537,7 +512,7 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 static bool poll_is_due(const arena_pool *pool)
 {
     return !pool->current || pool->recorded_since_poll >= LAUNCHES_PER_POLL ||
-           (pool_has_unread_launches(pool) && monotonic_now_ns() - pool->last_poll_ns >= POLL_INTERVAL_NS);
+           (pool_has_unread_launches(pool) && monotonic_ns() - pool->last_poll_ns >= POLL_INTERVAL_NS);
 }
 
 /* Reserve arena space for the next launch, which needs no space unless ``may_be_recorded``, and read complete arenas from
@@ -553,12 +528,13 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
         needed_space = space_estimate(signature, threads);
         needed_space.launch_indices = launch_index_count;
     }
+    const bool is_patched = pool || patching_is_active(context);
     const bool is_prepared = !must_poll && (!may_be_recorded || pool_try_reserve(pool, needed_space));
     pthread_mutex_unlock(&recorder_lock);
-    this_thread.space_signature = signature;
-    this_thread.reserved_pages = this_thread.reserved_boxes = 0;
+    pending.space_signature = signature;
+    pending.reserved_pages = pending.reserved_boxes = 0;
     if (!is_prepared) {
-        pool = pool_open(context);
+        pool = pool_open(context, is_patched);
         if (!pool || pool->is_disabled)
             return;
         if (must_poll) {
@@ -568,8 +544,8 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
         if (may_be_recorded)
             pool_reserve(pool, needed_space);
     }
-    this_thread.reserved_pages = needed_space.pages;
-    this_thread.reserved_boxes = needed_space.boxes;
+    pending.reserved_pages = needed_space.pages;
+    pending.reserved_boxes = needed_space.boxes;
 }
 
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, bool may_be_recorded)
@@ -668,6 +644,7 @@ void exact_finish(void)
 
 void exact_clear(void)
 {
+    pending = (pending_launch){0};
     if (!patching_is_enabled())
         return;
     pool_clear();

@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 #include "exact/templates.h"
-#include "hooks/sanitizer_api.h"
 #include "model/kernels.h"
+#include "vendor/sanitizer_api.h"
 #include "write/record.h"
 
 /* Make sure that an arena has space for a kernel launch of ``threads`` threads, or for a graph launch. Also read complete
@@ -20,15 +20,6 @@
  * call. Calls CUDA: the recorder lock is not held. */
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, bool may_be_recorded);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
-
-/* The properties of a launch by which templates are chosen, besides its arguments. */
-typedef struct {
-    uint32_t module, name, context; /* ids of the module, of the kernel's name, and of the context */
-    uint32_t grid[3], block[3], cluster[3];
-} launch_shape;
-
-/* Return the hashes by which the template of a launch is chosen. The key is 0 if there can be no template. */
-launch_hashes exact_hash_launch(const launch_shape *shape, const launch_arguments *arguments);
 
 /* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded.
  * By ``signature`` and ``arguments``, the accesses of the launch are later compared with those of earlier
@@ -40,10 +31,6 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
  * Also add the launch to the work on the allocations that it reaches. The recorder lock is held. */
 launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
                                       const launch_arguments *arguments, launch_signature *signature);
-
-/* Give all later launches new signatures: a library was unloaded, and its module handles may be reused. The recorder lock
- * is held. */
-void exact_forget_templates(void);
 
 /* Return whether the patch of a kernel's module is removed. The recorder lock is held. */
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch);

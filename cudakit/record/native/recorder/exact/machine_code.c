@@ -1,4 +1,4 @@
-#include "exact/patching.h"
+#include "exact/machine_code.h"
 
 #include <elf.h>
 #include <stdbool.h>

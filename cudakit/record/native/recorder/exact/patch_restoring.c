@@ -1,12 +1,12 @@
 #include "exact/patch_restoring.h"
 
 #include "containers.h"
-#include "exact/exact.h"
 #include "exact/launch_order.h"
-#include "exact/module_switch.h"
-#include "exact/patching.h"
+#include "exact/modules.h"
+#include "exact/templates.h"
 #include "model/kernels.h"
 #include "recorder.h"
+#include "vendor/driver_api.h"
 
 /* The fields of a kernel that are known only when it launches. */
 typedef struct {
@@ -14,6 +14,8 @@ typedef struct {
     uint32_t context;      /* id of the context of the last launch */
     uint32_t cluster[3];   /* size of a cluster in the last launch, in blocks */
 } launched_kernel;
+
+static __thread uint64_t entered_stream_key; /* stream_key() of the launch that this thread has entered */
 
 static launched_kernel *kernels;
 static size_t kernel_count, kernel_capacity;
@@ -38,10 +40,10 @@ static launched_kernel *get_or_add_kernel(uint64_t function)
 
 void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_LaunchData *launch)
 {
-    const uint64_t function = (uint64_t)(uintptr_t)this_thread.entered_function;
+    const uint64_t function = (uint64_t)(uintptr_t)this_launch.function;
     launched_kernel *kernel = function ? get_or_add_kernel(function) : NULL;
-    if (function && hash_table_get(&stream_ids, this_thread.entered_stream_key) != launch_record->stream)
-        hash_table_put(&stream_ids, this_thread.entered_stream_key, launch_record->stream);
+    if (function && hash_table_get(&stream_ids, entered_stream_key) != launch_record->stream)
+        hash_table_put(&stream_ids, entered_stream_key, launch_record->stream);
     if (kernel)
         *kernel = (launched_kernel){patching_module_id(launch->module),
                                     launch_record->launch.name,
@@ -73,7 +75,7 @@ static bool template_may_apply(const launched_kernel *kernel, const uint32_t gri
         .block = {block[0], block[1], block[2]},
         .cluster = {kernel->cluster[0], kernel->cluster[1], kernel->cluster[2]},
     };
-    const launch_hashes hashes = exact_hash_launch(&shape, arguments);
+    const launch_hashes hashes = templates_hash_launch(&shape, arguments);
     const launch_signature signature = templates_find_signature(&hashes);
     const launch_memory memory = {.allocations = arguments->allocations,
                                   .allocation_count = arguments->allocation_count,
@@ -89,18 +91,16 @@ static bool template_may_apply(const launched_kernel *kernel, const uint32_t gri
 bool patch_restoring_enter_launch(CUcontext context, CUstream stream, const uint32_t grid[3],
                                   const uint32_t block[3])
 {
-    this_thread.entered_stream_key = stream_key(context, stream);
+    entered_stream_key = stream_key(context, stream);
     if (!modules_include_unpatched())
         return true;
     pthread_mutex_lock(&recorder_lock);
-    const uint32_t index_plus_one =
-        hash_table_get(&kernel_indices, (uint64_t)(uintptr_t)this_thread.entered_function);
+    const uint32_t index_plus_one = hash_table_get(&kernel_indices, (uint64_t)(uintptr_t)this_launch.function);
     const launched_kernel *kernel = index_plus_one ? kernels + index_plus_one - 1 : NULL;
     const uint32_t module = kernel ? kernel->module : 0;
     const bool lacks_patch = module && !module_has_patch(module);
     const bool must_restore =
-        lacks_patch &&
-        !template_may_apply(kernel, grid, block, hash_table_get(&stream_ids, this_thread.entered_stream_key));
+        lacks_patch && !template_may_apply(kernel, grid, block, hash_table_get(&stream_ids, entered_stream_key));
     pthread_mutex_unlock(&recorder_lock);
     if (!kernel || must_restore)
         launch_begin_delay();

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 #include "write/record.h"
 
 /* Store the kernel that this thread launches. The recorder lock is held. */

@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
-#include "exact/arena_pool.h"
+#include "exact/reader_lock.h"
 
-#include <time.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "recorder.h"
@@ -10,13 +10,6 @@
 
 static pthread_mutex_t reader_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-int64_t monotonic_now_ns(void)
-{
-    struct timespec current_time;
-    clock_gettime(CLOCK_MONOTONIC, &current_time);
-    return (int64_t)current_time.tv_sec * 1000000000 + current_time.tv_nsec;
-}
-
 void sleep_briefly(void)
 {
     usleep(SLEEP_US);
@@ -24,9 +17,9 @@ void sleep_briefly(void)
 
 bool reader_lock_acquire(int64_t timeout_ns)
 {
-    const int64_t deadline_ns = timeout_ns ? monotonic_now_ns() + timeout_ns : 0;
+    const int64_t deadline_ns = timeout_ns ? monotonic_ns() + timeout_ns : 0;
     while (pthread_mutex_trylock(&reader_mutex)) {
-        if (!deadline_ns || monotonic_now_ns() >= deadline_ns)
+        if (!deadline_ns || monotonic_ns() >= deadline_ns)
             return false;
         sleep_briefly();
     }

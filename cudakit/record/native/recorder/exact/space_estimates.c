@@ -4,7 +4,7 @@
  * the maximum that the same kernel has needed with the same number of threads. The number of threads alone is a bad
  * estimate: the foreach kernels of PyTorch access a thousand pages with few threads.
  */
-#include "exact/arena_pool.h"
+#include "exact/space_estimates.h"
 
 #include <string.h>
 

@@ -56,23 +56,12 @@ typedef struct {
     uint8_t scalar_change_count, pointer_change_count, distance_change_count;
 } signature_state;
 
-static bool templates_enabled;
 static signature_state *states;
 static size_t state_count, state_capacity; /* states[0] is unused */
 static hash_table state_indices;           /* index in ``states``, by key */
 static uint32_t last_template_id, current_generation, templates_size;
 static uint64_t launch_count, last_cleanup; /* number of launches, also at the last search for unused templates */
 static uint64_t random_state = 0x2545F4914F6CDD1Dull;
-
-void templates_enable(void)
-{
-    templates_enabled = true;
-}
-
-bool templates_are_enabled(void)
-{
-    return templates_enabled;
-}
 
 static void forget_all_templates(void)
 {
@@ -209,9 +198,52 @@ static launch_template template_of(const signature_state *state, const launch_ha
                              serves_shared_memory(state), false};
 }
 
+/* Number of unloaded libraries whose modules are unknown. */
+static uint32_t unload_count;
+
+void templates_renew_signatures(void)
+{
+    unload_count++;
+}
+
+/* Return a key of the kernel, its grid, block and clusters, and the positions of equal pointers; 0 if there can be no
+ * template. */
+static uint64_t template_key(const launch_shape *shape, const launch_arguments *arguments)
+{
+    if (!shape->module || !shape->name || !arguments->is_complete)
+        return 0;
+    const uint64_t launch_properties[] = {(uint64_t)shape->module << 32 | shape->name,
+                                          (uint64_t)shape->grid[0] << 32 | shape->grid[1],
+                                          (uint64_t)shape->grid[2] << 32 | shape->block[0],
+                                          (uint64_t)shape->block[1] << 32 | shape->block[2],
+                                          (uint64_t)shape->cluster[0] << 32 | shape->cluster[1],
+                                          (uint64_t)shape->cluster[2] << 32 | unload_count,
+                                          shape->context};
+    uint64_t key = arguments->pattern_hash;
+    for (size_t i = 0; i < sizeof launch_properties / sizeof *launch_properties; i++)
+        key = mix_hash(key, launch_properties[i]);
+    return key | 1;
+}
+
+launch_hashes templates_hash_launch(const launch_shape *shape, const launch_arguments *arguments)
+{
+    return (launch_hashes){template_key(shape, arguments), arguments->scalar_hash, arguments->pointer_hash,
+                           arguments->distance_hash};
+}
+
+/* Distinguishes the keys of graphs from those of kernels. */
+#define GRAPH_SIGNATURE (1ull << 32)
+
+launch_hashes templates_hash_graph(uint64_t content_hash, uint32_t context)
+{
+    const uint64_t key =
+        content_hash ? mix_hash(mix_hash(content_hash, context), GRAPH_SIGNATURE + unload_count) | 1 : 0;
+    return (launch_hashes){key, 0, 0, 0};
+}
+
 launch_signature templates_find_signature(const launch_hashes *hashes)
 {
-    uint32_t index = templates_enabled && hashes->key ? state_index(hashes->key) : 0;
+    uint32_t index = templates_are_enabled() && hashes->key ? state_index(hashes->key) : 0;
     if (index && states[index].accesses_depend_on_scalars)
         index = state_index(key_with_scalars(hashes));
     return (launch_signature){.hashes = *hashes, .state_index = index, .generation = current_generation};

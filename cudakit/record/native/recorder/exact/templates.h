@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "decode/access_digest.h"
+#include "exact/access_digest.h"
 
 /* The arguments of a launch by which templates are chosen. */
 typedef struct {
@@ -64,10 +64,22 @@ typedef struct {
     bool is_assumed; /* whether the next launch may access other bytes, because no template applies to it */
 } launch_footprint;
 
-/* Use templates from now on. */
-void templates_enable(void);
-/* Return whether templates are used. */
-bool templates_are_enabled(void);
+/* The properties of a launch by which templates are chosen, besides its arguments. */
+typedef struct {
+    uint32_t module, name, context; /* ids of the module, of the kernel's name, and of the context */
+    uint32_t grid[3], block[3], cluster[3];
+} launch_shape;
+
+/* Return the hashes by which the template of a launch is chosen. The key is 0 if there can be no template. */
+launch_hashes templates_hash_launch(const launch_shape *shape, const launch_arguments *arguments);
+
+/* Do the same for a graph, given the hash of its nodes' parameters, which is 0 if some are unknown. Graphs have no
+ * arguments: launches of graphs whose nodes have the same parameters have the same signature. ``context`` is an id. */
+launch_hashes templates_hash_graph(uint64_t content_hash, uint32_t context);
+
+/* Give all later launches new signatures: a library was unloaded, and its module handles may be reused. The recorder lock
+ * is held. */
+void templates_renew_signatures(void);
 
 /* Return the signature of a launch. */
 launch_signature templates_find_signature(const launch_hashes *hashes);

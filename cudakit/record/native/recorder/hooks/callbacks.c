@@ -1,19 +1,168 @@
-/* Callbacks of the Sanitizer API: converts launches, copies, synchronization and graph launches to records. */
+/* Callbacks of the Sanitizer API: converts the creation and destruction of resources, launches, copies, synchronization
+ * and graph launches to records. */
 #include "hooks/hooks.h"
 
 #include <string.h>
 
 #include "exact/exact.h"
-#include "exact/module_switch.h"
+#include "exact/modules.h"
 #include "exact/patch_restoring.h"
-#include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/stream_order.h"
 #include "recorder.h"
+#include "write/call_sites.h"
 #include "write/spool.h"
+
+/* Take the recorder lock and begin a record of this thread's current call. record_append_and_unlock() appends the
+ * record and releases the recorder lock. */
+static record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
+{
+    call_site stack;
+    call_site_read(&stack);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t context_number = context_id(context), stream_number = stream_id(stream, context);
+    record rec = record_begin(kind, context_number, stream_number, call_site_id(&stack));
+    rec.program_call = call_site_program_call(&stack);
+    return rec;
+}
+
+/* --- memory -------------------------------------------------------------------------------------- */
+
+/* Return the kind of an allocation, ALLOCATION_*. */
+static uint8_t allocation_kind(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    switch (cbid) {
+    case RESOURCE_ALLOC_ASYNC: return ALLOCATION_STREAM_ORDERED;
+    case RESOURCE_HOST_ALLOC: return ALLOCATION_PINNED;
+    case RESOURCE_POOL_IMPORT: return ALLOCATION_VIRTUAL;
+    }
+    if (memory->flags & MEMORY_MANAGED)
+        return ALLOCATION_MANAGED;
+    return memory->context ? ALLOCATION_SYNC : ALLOCATION_VIRTUAL; /* only mapped virtual memory has no context */
+}
+
+static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    record rec = record_begin_and_lock(KIND_ALLOC, memory->context, memory->hStream);
+    rec.memory.address = memory->address;
+    rec.memory.size_bytes = memory->size;
+    rec.memory.allocation_kind = allocation_kind(cbid, memory);
+    rec.memory.layer = LAYER_DRIVER;
+    rec.device = (int16_t)memory->device;
+    allocations_add(memory->address, memory->size, rec.memory.allocation_kind);
+    if (cbid == RESOURCE_ALLOC_ASYNC) /* later work must be ordered after the allocation */
+        allocations_add_work(memory->address, order_enqueue(rec.stream, rec.context));
+    record_append_and_unlock(&rec);
+}
+
+static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+{
+    allocation freed_allocation = {memory->address, memory->address + memory->size, ALLOCATION_SYNC};
+    record rec = record_begin_and_lock(KIND_FREE, memory->context, memory->hStream);
+    allocations_remove(memory->address, &freed_allocation);
+    rec.memory.address = memory->address;
+    rec.memory.size_bytes = freed_allocation.hi - freed_allocation.lo;
+    rec.memory.layer = LAYER_DRIVER;
+    rec.device = (int16_t)memory->device;
+    if (cbid == RESOURCE_FREE_ASYNC)
+        rec.memory.allocation_kind = ALLOCATION_STREAM_ORDERED;
+    else /* cuMemFree synchronizes with the device, even if the memory is from cuMemAllocAsync */
+        rec.memory.allocation_kind =
+            freed_allocation.memory_kind == ALLOCATION_PINNED || freed_allocation.memory_kind == ALLOCATION_VIRTUAL
+                ? freed_allocation.memory_kind
+                : ALLOCATION_SYNC;
+    record_append_and_unlock(&rec);
+}
+
+/* --- contexts and streams ------------------------------------------------------------------------ */
+
+static void on_context_created(const Sanitizer_ResourceContextData *data)
+{
+    Sanitizer_StreamHandle legacy_stream = NULL;
+    if (sanitizer.stream_handle(data->context, NULL, &legacy_stream))
+        legacy_stream = NULL;
+    pthread_mutex_lock(&recorder_lock);
+    context_created(data->context, data->device);
+    if (legacy_stream)
+        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0, 0);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_context_destroying(const Sanitizer_ResourceContextData *data)
+{
+    exact_context_destroying(data->context);
+    record rec = record_begin_and_lock(KIND_CONTEXT_SYNC, data->context, NULL);
+    context_forget(data->context);
+    order_context_destroyed(rec.context);
+    record_append_and_unlock(&rec);
+}
+
+/* Return the kind of a new stream, STREAM_*. */
+static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
+{
+    switch (this_call.cbid) {
+    case CBID_cuStreamCreate:
+    case CBID_cuStreamCreateWithPriority:
+        return this_call.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
+    case CBID_cuGreenCtxStreamCreate: return STREAM_NONBLOCKING;
+    }
+    /* No call creates the per-thread default stream: it is created at its first use. The driver also creates streams
+     * of its own, while it creates a context and for graphs. */
+    bool is_internal =
+        !context_is_created(data->context) || graphs_is_instantiating() || this_call.in_graph_launch;
+    return data->stream || is_internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
+}
+
+static void on_stream_created(const Sanitizer_ResourceStreamData *data)
+{
+    call_site stack;
+    call_site_read(&stack);
+    pthread_mutex_lock(&recorder_lock);
+    stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_call.stream_priority,
+                   call_site_id(&stack), call_site_program_call(&stack));
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
+{
+    if (exact_is_recorder_stream(data->hStream))
+        return;
+    exact_stream_destroying(data->context, data->hStream);
+    record rec = record_begin_and_lock(KIND_STREAM_DESTROY, data->context, data->hStream);
+    order_stream_destroyed(stream_forget(data->hStream));
+    patch_restoring_forget_streams();
+    record_append_and_unlock(&rec);
+}
+
+static void on_resource(uint32_t cbid, const void *data)
+{
+    switch (cbid) {
+    case RESOURCE_CONTEXT_CREATED: on_context_created(data); break;
+    case RESOURCE_CONTEXT_DESTROYING: on_context_destroying(data); break;
+    case RESOURCE_STREAM_CREATED: on_stream_created(data); break;
+    case RESOURCE_STREAM_DESTROYING: on_stream_destroying(data); break;
+    case RESOURCE_MODULE_LOADED: patching_module_loaded(data); break;
+    case RESOURCE_MODULE_UNLOADING:
+        pthread_mutex_lock(&recorder_lock);
+        patch_restoring_clear();
+        patching_module_unloading(((const Sanitizer_ResourceModuleData *)data)->module);
+        kernels_clear();
+        this_call.has_reported_unload = true;
+        pthread_mutex_unlock(&recorder_lock);
+        break;
+    case RESOURCE_DEVICE_ALLOC:
+    case RESOURCE_HOST_ALLOC:
+    case RESOURCE_ALLOC_ASYNC:
+    case RESOURCE_POOL_IMPORT: on_alloc(cbid, data); break;
+    case RESOURCE_DEVICE_FREE:
+    case RESOURCE_HOST_FREE:
+    case RESOURCE_FREE_ASYNC: on_free(cbid, data); break;
+    }
+}
 
 /* --- work on streams -------------------------------------------------------------------------- */
 
@@ -53,7 +202,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     bool has_accesses = true;
     launch_signature signature;
     if (launch->splitLaunchPart > 1) {
-        set_user_data(launch, this_thread.user_data);
+        set_user_data(launch, this_call.user_data);
         return;
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
@@ -66,7 +215,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     if (is_nccl_kernel(launch->functionName)) {
         rec.launch.pending = collectives_assign_launch(&rec);
         has_accesses = !rec.launch.pending;
-        this_thread.user_data = 0;
+        this_call.user_data = 0;
     } else {
         launch_template chosen_template = exact_choose_template(&rec, launch, arguments, &signature);
         const bool lacks_patch = !chosen_template.id && exact_lacks_patch(launch);
@@ -80,17 +229,17 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         rec.launch.is_relative = chosen_template.is_relative;
         rec.launch.is_checked = chosen_template.is_checked && !lacks_patch;
         rec.launch.is_unordered = lacks_patch && chosen_template.id;
-        this_thread.user_data =
+        this_call.user_data =
             chosen_template.id || lacks_patch ? 0 : exact_assign_launch(&rec, launch, &signature, arguments);
         if (templates_are_enabled())
             patch_restoring_add_kernel(&rec, launch);
-        rec.launch.pending = this_thread.user_data != 0;
+        rec.launch.pending = this_call.user_data != 0;
     }
     write_launch(&rec, arguments, has_accesses);
     launch_end_delay();
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
-    if (context_is_patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
+    if (context_is_patched && !set_user_data(launch, this_call.user_data) && this_call.user_data)
         exact_assign_failed();
 }
 
@@ -148,12 +297,11 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
 {
     CUcontext context = copy->apiContext ? copy->apiContext : copy->dstContext;
     Sanitizer_StreamHandle stream = copy->hApiStream ? copy->hApiStream : copy->hDstStream;
-    if (this_thread.in_graph_launch || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
+    if (this_call.in_graph_launch || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
         return;
     uint64_t row_count = value_or_default(copy->height, 1), slice_count = value_or_default(copy->depth, 1);
-    uint64_t source_slice_bytes = copy->srcPitch * value_or_default(this_thread.source_height, row_count);
-    uint64_t destination_slice_bytes =
-        copy->dstPitch * value_or_default(this_thread.destination_height, row_count);
+    uint64_t source_slice_bytes = copy->srcPitch * value_or_default(this_call.source_height, row_count);
+    uint64_t destination_slice_bytes = copy->dstPitch * value_or_default(this_call.destination_height, row_count);
     record rec = record_begin_and_lock(KIND_COPY, context, stream);
     rec.copy.size_bytes = value_or_default(copy->width, copy->size);
     rec.copy.rows = row_count;
@@ -175,7 +323,7 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
 
 static void on_memset(const Sanitizer_MemsetData *fill)
 {
-    if (this_thread.in_graph_launch)
+    if (this_call.in_graph_launch)
         return;
     record rec = record_begin_and_lock(KIND_FILL, fill->context, fill->hStream);
     rec.fill.address = fill->address;
@@ -192,7 +340,7 @@ static void on_memset(const Sanitizer_MemsetData *fill)
 
 static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
 {
-    if (this_thread.in_graph_launch)
+    if (this_call.in_graph_launch)
         return;
     record rec = record_begin_and_lock(KIND_MEMOP, memop->context, memop->hStream);
     rec.memop.address = memop->address;
@@ -295,8 +443,8 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     const executable_info *info = executable_find(data->graphExec);
     rec.graph_launch.graph = info ? info->graph : 0;
     rec.graph_launch.executable = info ? info->id : 0;
-    this_thread.expected_kernel_count = info ? info->kernel_count : 0;
-    this_thread.launched_graph_id = rec.graph_launch.graph;
+    this_call.expected_kernel_count = info ? info->kernel_count : 0;
+    this_call.launched_graph = rec.graph_launch.graph;
     const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
     if (!chosen_template.id) {
         graphs_write_changed_nodes(rec.graph_launch.graph);
@@ -308,40 +456,40 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     if (rec.graph_launch.template_id)
         exact_skip_graph(data->context);
     else
-        rec.graph_launch.pending = exact_assign_graph(&rec, data, this_thread.expected_kernel_count, &signature);
+        rec.graph_launch.pending = exact_assign_graph(&rec, data, this_call.expected_kernel_count, &signature);
     if (rec.graph_launch.graph)
         record_append(&rec);
     else
         record_gap("graph launch whose instantiation was not recorded");
     launch_end_delay();
-    this_thread.in_graph_launch = true;
-    this_thread.launched_kernel_count = 0;
+    this_call.in_graph_launch = true;
+    this_call.launched_kernel_count = 0;
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void on_graph_launched(void)
 {
     exact_launch_ended();
-    if (this_thread.in_graph_launch && this_thread.launched_kernel_count != this_thread.expected_kernel_count) {
+    if (this_call.in_graph_launch && this_call.launched_kernel_count != this_call.expected_kernel_count) {
         pthread_mutex_lock(&recorder_lock);
         record_gap("graph launch with a different number of kernels than instantiated");
         pthread_mutex_unlock(&recorder_lock);
     }
-    this_thread.in_graph_launch = false;
+    this_call.in_graph_launch = false;
 }
 
 static void on_node(const Sanitizer_GraphNodeLaunchData *node)
 {
     const Sanitizer_LaunchData *launch = &node->launchData;
-    bool is_launched = this_thread.in_graph_launch && !node->isGraphUpload;
+    bool is_launched = this_call.in_graph_launch && !node->isGraphUpload;
     uint64_t user_data = 0;
     if (node->nodeType != NODE_KERNEL)
         return;
-    this_thread.launched_kernel_count += is_launched;
+    this_call.launched_kernel_count += is_launched;
     pthread_mutex_lock(&recorder_lock);
     if (is_launched)
-        user_data = exact_assign_node(launch, graphs_find_node(this_thread.launched_graph_id, node->node,
-                                                               this_thread.launched_kernel_count));
+        user_data = exact_assign_node(
+            launch, graphs_find_node(this_call.launched_graph, node->node, this_call.launched_kernel_count));
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (context_is_patched)
@@ -362,7 +510,7 @@ static void on_graphs(uint32_t cbid, const void *data)
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
 {
     (void)unused;
-    bool is_module_load = domain == DOMAIN_RESOURCE && cbid == RESOURCE_MODULE_LOADED && !this_thread.is_patching;
+    bool is_module_load = domain == DOMAIN_RESOURCE && cbid == RESOURCE_MODULE_LOADED && !patching_is_running();
     if (this_thread.in_recorder_call && !is_module_load)
         return;
     switch (domain) {
@@ -372,7 +520,7 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
     case DOMAIN_LAUNCH:
         if (cbid == LAUNCH_BEGIN)
             on_launch(data);
-        else if (cbid == LAUNCH_END && !this_thread.in_graph_launch && !is_split_launch(data))
+        else if (cbid == LAUNCH_END && !this_call.in_graph_launch && !is_split_launch(data))
             exact_launch_ended();
         break;
     case DOMAIN_MEMCPY:

@@ -2,18 +2,103 @@
  * other callback reports. */
 #include "hooks/hooks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "exact/exact.h"
-#include "exact/module_switch.h"
+#include "exact/modules.h"
 #include "exact/patch_restoring.h"
-#include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/stream_order.h"
 #include "recorder.h"
+#include "vendor/driver_api.h"
 #include "write/call_sites.h"
+
+__thread driver_call this_call;
+
+/* --- host functions ------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t context, stream, site;
+    uint32_t event;     /* id of the event that was recorded before the host function was enqueued */
+    order_point *point; /* work before the host function; NULL without templates, or if no memory is left */
+} host_call;
+
+/* Record an event before a host function is enqueued. When the function runs, only the work before this event is
+ * complete: work that is enqueued after the function may not have started. Return the id of the event. The recorder
+ * lock is held. */
+static uint32_t record_event_before(const host_call *call)
+{
+    record rec = record_begin(KIND_EVENT_RECORD, call->context, call->stream, call->site);
+    rec.event.event = new_event_id();
+    record_append(&rec);
+    return rec.event.event;
+}
+
+/* Record that a stream has reached a host function. The host function may set a flag or release a lock that a thread
+ * of the program waits for, which cannot be observed. Therefore the race analysis treats the record as a wait of all
+ * host threads for the event that was recorded before the function was enqueued. Takes the recorder lock. */
+static void record_host_call(const host_call *call)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_HOST_CALL, call->context, call->stream, call->site);
+    rec.host_call.event = call->event;
+    rec.host_call.phase = PHASE_BEGIN;
+    record_append(&rec);
+    rec.host_call.phase = PHASE_END;
+    record_append(&rec);
+    order_host_reached(call->point);
+    pthread_mutex_unlock(&recorder_lock);
+    modules_request_review();
+}
+
+static void marker_function(void *call)
+{
+    record_host_call(call);
+    free(call);
+}
+
+static bool enqueue_marker(CUstream stream, host_call *call)
+{
+    const driver_functions *driver = driver_api();
+    this_thread.in_recorder_call = true;
+    bool is_enqueued = driver && !driver->cuLaunchHostFunc(stream, marker_function, call);
+    this_thread.in_recorder_call = false;
+    return is_enqueued;
+}
+
+/* Enqueue a marker before a host function of the program. The marker is a host function of the recorder; it records
+ * that the stream has reached this point. Called at the entry of the program's call. Calls CUDA: the recorder lock is
+ * not held. */
+static void enqueue_host_call_marker(CUcontext context, CUstream stream)
+{
+    Sanitizer_StreamHandle handle = NULL;
+    call_site stack;
+    if (order_is_capturing() || sanitizer.stream_handle(context, stream, &handle) || !handle)
+        return; /* during a capture, the marker would become a graph node */
+    host_call *call = malloc(sizeof *call);
+    if (!call)
+        return;
+    call_site_read(&stack);
+    pthread_mutex_lock(&recorder_lock);
+    call->context = context_id(context);
+    call->stream = stream_id(handle, context);
+    call->site = call_site_id(&stack);
+    call->event = record_event_before(call);
+    call->point = templates_are_enabled() ? order_point_of_stream(call->stream, call->context) : NULL;
+    pthread_mutex_unlock(&recorder_lock);
+    if (!enqueue_marker(stream, call)) {
+        free(call->point);
+        call->point = NULL;
+        marker_function(
+            call); /* recording the marker too early may hide a race; without it, a false race may be reported */
+    }
+}
+
+/* --- entries of calls ----------------------------------------------------------------------------- */
 
 static uint64_t count_launch_threads(const uint32_t grid[3], const uint32_t block[3])
 {
@@ -23,11 +108,10 @@ static uint64_t count_launch_threads(const uint32_t grid[3], const uint32_t bloc
 static void enter_launch(CUcontext context, CUstream stream, const uint32_t grid[3], const uint32_t block[3],
                          CUfunction function, void **parameters, void **extra)
 {
-    this_thread.entered_function = function;
-    this_thread.parameters = parameters;
-    this_thread.extra = extra;
-    this_thread.parameter_layout =
-        kernels_layout(function); /* at the entry of the launch, the module is already loaded */
+    this_launch.function = function;
+    this_launch.parameters = parameters;
+    this_launch.extra = extra;
+    this_launch.layout = kernels_layout(function); /* at the entry of the launch, the module is already loaded */
     const bool may_be_recorded =
         !templates_are_enabled() || patch_restoring_enter_launch(context, stream, grid, block);
     exact_prepare(context, function, count_launch_threads(grid, block), may_be_recorded);
@@ -35,15 +119,8 @@ static void enter_launch(CUcontext context, CUstream stream, const uint32_t grid
 
 static void enter_3d_copy(const memcpy3d_params *copy)
 {
-    this_thread.source_height = copy->src.height;
-    this_thread.destination_height = copy->dst.height;
-}
-
-static void enter_graph_instantiation(CUgraph graph)
-{
-    call_site stack;
-    call_site_read(&stack);
-    this_thread.instantiated_graph_id = graphs_record(graph, &stack, &this_thread.instantiated_kernel_count);
+    this_call.source_height = copy->src.height;
+    this_call.destination_height = copy->dst.height;
 }
 
 /* Forget all function handles before a module or a library is unloaded: the driver may give the handle of a kernel to a
@@ -55,23 +132,23 @@ static void enter_unload(CUmodule module)
         patching_module_unloading(module);
     patch_restoring_clear();
     kernels_clear();
-    this_thread.has_reported_unload = module != NULL;
+    this_call.has_reported_unload = module != NULL;
     pthread_mutex_unlock(&recorder_lock);
 }
 
 /* After a library was unloaded, forget all templates if it is unknown which modules the library had. */
 static void exit_library_unload(void)
 {
-    if (this_thread.has_reported_unload)
+    if (this_call.has_reported_unload)
         return;
     pthread_mutex_lock(&recorder_lock);
-    exact_forget_templates();
+    templates_renew_signatures();
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void enter_host_call_ptsz(CUcontext context, CUstream stream)
 {
-    host_calls_enqueue_marker(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
+    enqueue_host_call_marker(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
 }
 
 static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext context)
@@ -80,7 +157,7 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     const launch_ex_params *launch_ex = parameters;
     const stream_create_params *stream = parameters;
     const green_stream_create_params *green_stream = parameters;
-    this_thread.cbid = cbid;
+    this_call.cbid = cbid;
     this_thread.call_number++;
     if (templates_are_enabled())
         modules_review(context); /* in the first driver call after a wait, the device is still idle */
@@ -101,23 +178,23 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
         break;
     case CBID_cuLaunchHostFunc:
     case CBID_cuLaunchHostFunc_v2:
-    case CBID_cuStreamAddCallback: host_calls_enqueue_marker(context, *(const CUstream *)parameters); break;
+    case CBID_cuStreamAddCallback: enqueue_host_call_marker(context, *(const CUstream *)parameters); break;
     case CBID_cuLaunchHostFunc_ptsz:
     case CBID_cuLaunchHostFunc_v2_ptsz:
     case CBID_cuStreamAddCallback_ptsz: enter_host_call_ptsz(context, *(const CUstream *)parameters); break;
     case CBID_cuGraphLaunch:
     case CBID_cuGraphLaunch_ptsz: exact_prepare_graph(context, *(const CUgraphExec *)parameters); break;
     case CBID_cuStreamCreate:
-        this_thread.stream_flags = stream->flags;
-        this_thread.stream_priority = 0;
+        this_call.stream_flags = stream->flags;
+        this_call.stream_priority = 0;
         break;
     case CBID_cuStreamCreateWithPriority:
-        this_thread.stream_flags = stream->flags;
-        this_thread.stream_priority = stream->priority;
+        this_call.stream_flags = stream->flags;
+        this_call.stream_priority = stream->priority;
         break;
     case CBID_cuGreenCtxStreamCreate:
-        this_thread.stream_flags = green_stream->flags;
-        this_thread.stream_priority = green_stream->priority;
+        this_call.stream_flags = green_stream->flags;
+        this_call.stream_priority = green_stream->priority;
         break;
     case CBID_cuMemcpy3D_v2:
     case CBID_cuMemcpy3D_v2_ptds:
@@ -128,16 +205,18 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     case CBID_cuGraphInstantiateWithFlags:
     case CBID_cuGraphInstantiateWithParams:
     case CBID_cuGraphInstantiateWithParams_ptsz:
-        enter_graph_instantiation(((const instantiate_params *)parameters)->hGraph);
+        graphs_instantiation_begins(((const instantiate_params *)parameters)->hGraph);
         break;
     case CBID_cuGraphExecUpdate:
     case CBID_cuGraphExecUpdate_v2:
-        enter_graph_instantiation(((const graph_exec_params *)parameters)->second_parameter);
+        graphs_instantiation_begins(((const graph_exec_params *)parameters)->second_parameter);
         break;
     case CBID_cuModuleUnload: enter_unload(*(const CUmodule *)parameters); break;
     case CBID_cuLibraryUnload: enter_unload(NULL); break;
     }
 }
+
+/* --- exits of calls ------------------------------------------------------------------------------- */
 
 static void record_event_completed(CUevent event)
 {
@@ -267,7 +346,7 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
     case CBID_cuStreamBeginCapture_v2:
     case CBID_cuStreamBeginCapture_v2_ptsz:
     case CBID_cuStreamBeginCaptureToGraph:
-    case CBID_cuStreamBeginCaptureToGraph_ptsz: graphs_count_captures(+1); break;
+    case CBID_cuStreamBeginCaptureToGraph_ptsz: order_count_captures(+1); break;
     case CBID_cuGraphExecUpdate:
     case CBID_cuGraphExecUpdate_v2: exit_graph_update(((const graph_exec_params *)parameters)->hGraphExec); break;
     case CBID_cuGraphExecKernelNodeSetParams:
@@ -314,16 +393,14 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
         on_call_success(cbid, data->functionParams, data->context);
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
-        graphs_count_captures(-1); /* a capture that failed has ended as well */
-    exact_launch_ended();          /* also if the launch failed: it is no longer pending */
+        order_count_captures(-1); /* a capture that failed has ended as well */
+    exact_launch_ended();         /* also if the launch failed: it is no longer pending */
     if (this_thread.delayed_seq)
         exit_failed_launch();
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
-        this_thread.in_graph_launch = false;
-    this_thread.cbid = 0;
-    this_thread.entered_function = NULL;
-    this_thread.parameters = this_thread.extra = NULL;
-    this_thread.parameter_layout = NULL;
-    this_thread.source_height = this_thread.destination_height = 0;
+        this_call.in_graph_launch = false;
+    this_call.cbid = 0;
+    this_launch = (entered_launch){0};
+    this_call.source_height = this_call.destination_height = 0;
     graphs_instantiation_ended();
 }

@@ -6,7 +6,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
+
+/* The driver call that this thread makes, as far as the callbacks that follow need it. */
+typedef struct {
+    uint32_t cbid;            /* callback id of the call; 0 if its callbacks are not subscribed */
+    bool has_reported_unload; /* the call unloads a module, whose handle was reported */
+    uint64_t user_data;       /* of a kernel launch: value that the device patch receives */
+    /* Of a stream creation */
+    uint32_t stream_flags;
+    int32_t stream_priority;
+    /* Of a 3D copy: number of rows from one slice to the next */
+    uint64_t source_height, destination_height;
+    /* Of a graph launch, whose nodes are already recorded */
+    bool in_graph_launch;
+    uint32_t expected_kernel_count, launched_kernel_count;
+    uint32_t launched_graph; /* id of the graph */
+} driver_call;
+
+extern __thread driver_call this_call;
 
 /* Load the library of the Sanitizer API and start recording. With ``memory_only``, record only allocations and
  * frees. On failure return false and write the reason to ``error``. */
@@ -60,13 +78,5 @@ void pools_record_out_of_memory(const pool_block *block, uint64_t free_bytes);
 
 /* Record an NVTX mark of the domain "cudakit", with the call stack of this thread. Takes the recorder lock. */
 void pools_record_mark(const char *name, int skipped_frames);
-
-/* Handle the creation or destruction of memory, contexts, streams and modules. */
-void on_resource(uint32_t cbid, const void *data);
-
-/* Enqueue a marker before a host function of the program. The marker is a host function of the recorder; it records
- * that the stream has reached this point. Called at the entry of the program's call. Calls CUDA: the recorder lock is
- * not held. */
-void host_calls_enqueue_marker(CUcontext context, CUstream stream);
 
 #endif

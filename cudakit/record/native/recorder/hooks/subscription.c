@@ -1,14 +1,13 @@
 #define _GNU_SOURCE
 #include "hooks/hooks.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "exact/exact.h"
-#include "exact/patching.h"
+#include "exact/modules.h"
 #include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
@@ -73,44 +72,6 @@ static const uint32_t SUBSCRIBED_CBIDS[] = {
 #undef X
 };
 
-/* Load the library and look up its functions. On failure return false and write the reason to ``error``. */
-static bool load_sanitizer_library(const char *path, char *error, size_t error_bytes)
-{
-    static const char *const NAMES[] = {
-        "sanitizerSubscribe",
-        "sanitizerUnsubscribe",
-        "sanitizerEnableDomain",
-        "sanitizerEnableCallback",
-        "sanitizerGetStreamHandle",
-        "sanitizerGetResultString",
-        "sanitizerAddPatches",
-        "sanitizerPatchInstructions",
-        "sanitizerPatchModule",
-        "sanitizerUnpatchModule",
-        "sanitizerSetLaunchCallbackData",
-        "sanitizerAlloc",
-        "sanitizerFree",
-        "sanitizerMemset",
-        "sanitizerMemcpyDeviceToHost",
-        "sanitizerMemcpyHostToDeviceAsync",
-        "sanitizerStreamSynchronize",
-    };
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        snprintf(error, error_bytes, "%s", dlerror());
-        return false;
-    }
-    _Static_assert(sizeof sanitizer == sizeof NAMES, "a name for each function");
-    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
-        ((void **)&sanitizer)[i] = dlsym(library, NAMES[i]);
-        if (!((void **)&sanitizer)[i]) {
-            snprintf(error, error_bytes, "%s has no function %s", path, NAMES[i]);
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Write the failed call and its result to ``error``. */
 static void format_error(const char *failed_call, int result, char *error, size_t error_bytes)
 {
@@ -164,7 +125,9 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     recorder_lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
-    memset(&this_thread, 0, sizeof this_thread);
+    this_thread = (thread_state){0};
+    this_call = (driver_call){0};
+    this_launch = (entered_launch){0};
     spool_forked();
     call_sites_clear();
     ranges_clear();
@@ -199,7 +162,7 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
         snprintf(error, error_bytes, "this process is being recorded already");
         return false;
     }
-    if (!load_sanitizer_library(library, error, error_bytes))
+    if (!sanitizer_load(library, error, error_bytes))
         return false;
     int result = sanitizer.subscribe(&subscriber, on_callback, NULL);
     if (result) {

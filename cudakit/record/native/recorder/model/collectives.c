@@ -26,6 +26,11 @@ typedef struct {
     uint64_t last_group_id;       /* id of the last group of calls */
 } nccl_communicator;
 
+/* Id of the last plan that this thread launched, 0 once its buffers are reported; and whether the thread is launching
+ * the plan. */
+static __thread uint64_t last_plan_id;
+static __thread bool is_in_launch;
+
 static nccl_communicator *communicators; /* the communicator with the number N is communicators[N - 1] */
 static size_t communicator_count, communicator_capacity;
 /* Number of open communicators whose calls and launches NCCL does not report. */
@@ -327,19 +332,24 @@ uint64_t collective_launch_begin(uint32_t communicator_number)
     if (!plan)
         plan = new_plan(communicator_number);
     uint64_t plan_id = plan ? plan->id : 0;
-    this_thread.collective_plan_id = plan_id;
-    this_thread.in_collective_launch = true;
+    last_plan_id = plan_id;
+    is_in_launch = true;
     pthread_mutex_unlock(&recorder_lock);
     return plan_id;
+}
+
+bool collectives_is_launching(void)
+{
+    return is_in_launch;
 }
 
 void collective_launch_end(uint64_t plan_id)
 {
     pthread_mutex_lock(&recorder_lock);
-    this_thread.in_collective_launch = false;
+    is_in_launch = false;
     nccl_plan *plan = find_plan(plan_id);
     if (plan && !plan->launch.kind && !plan->node) { /* the launch failed, or the recorder did not record it */
-        this_thread.collective_plan_id = 0;
+        last_plan_id = 0;
         remove_plan(plan);
     } else if (plan) {
         finish_plan(plan);
@@ -350,8 +360,8 @@ void collective_launch_end(uint64_t plan_id)
 uint64_t collective_report_begin(uint32_t communicator_number)
 {
     pthread_mutex_lock(&recorder_lock);
-    nccl_plan *plan = find_plan(this_thread.collective_plan_id);
-    this_thread.collective_plan_id = 0;
+    nccl_plan *plan = find_plan(last_plan_id);
+    last_plan_id = 0;
     if (!plan || (plan->communicator_number && plan->communicator_number != communicator_number) ||
         plan->has_report)
         plan = first_waiting_plan(communicator_number, false);
@@ -463,8 +473,8 @@ bool is_nccl_kernel(const char *function_name)
  * reported the buffers on this thread. */
 static void end_unannounced_plan(void)
 {
-    nccl_plan *plan = find_plan(this_thread.collective_plan_id);
-    this_thread.collective_plan_id = 0;
+    nccl_plan *plan = find_plan(last_plan_id);
+    last_plan_id = 0;
     if (plan && !plan->communicator_number && plan->launch.kind)
         write_plan(plan);
 }
@@ -476,14 +486,13 @@ static nccl_plan *new_unannounced_plan(void)
     end_unannounced_plan();
     nccl_plan *plan = communicators_without_calls ? new_plan(0) : NULL;
     if (plan)
-        this_thread.collective_plan_id = plan->id;
+        last_plan_id = plan->id;
     return plan;
 }
 
 bool collectives_assign_launch(const record *launch_record)
 {
-    nccl_plan *plan =
-        this_thread.in_collective_launch ? find_plan(this_thread.collective_plan_id) : new_unannounced_plan();
+    nccl_plan *plan = is_in_launch ? find_plan(last_plan_id) : new_unannounced_plan();
     if (plan && !plan->launch.kind) {
         plan->launch = *launch_record;
         return true;
@@ -496,10 +505,10 @@ bool collectives_assign_launch(const record *launch_record)
 
 void collectives_end_unannounced_plan(void)
 {
-    if (!this_thread.collective_plan_id || this_thread.in_collective_launch)
+    if (!last_plan_id || is_in_launch)
         return;
     pthread_mutex_lock(&recorder_lock);
-    const nccl_plan *plan = find_plan(this_thread.collective_plan_id);
+    const nccl_plan *plan = find_plan(last_plan_id);
     if (plan && !plan->communicator_number)
         end_unannounced_plan();
     pthread_mutex_unlock(&recorder_lock);
@@ -511,7 +520,7 @@ void collectives_assign_node(CUgraphNode node)
 {
     if (captured_node_count)
         hash_table_remove(&captured_node_indices, (uint64_t)(uintptr_t)node);
-    nccl_plan *plan = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan_id) : NULL;
+    nccl_plan *plan = is_in_launch ? find_plan(last_plan_id) : NULL;
     if (plan)
         plan->node = node;
 }
@@ -551,6 +560,8 @@ void collectives_discard_plans(void)
 
 void collectives_clear(void)
 {
+    last_plan_id = 0;
+    is_in_launch = false;
     while (plans)
         remove_plan(plans);
     communicator_count = nccl_call_count = captured_node_count = 0;

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 #include "write/record.h"
 
 /* Version of NCCL's profiler interface from which on NCCL reports calls and kernel launches. */
@@ -54,6 +54,9 @@ uint64_t collective_record_call(uint32_t communicator, uint64_t group, const col
 uint64_t collective_launch_begin(uint32_t communicator);
 /* End the launch of the kernel of a plan on this thread. */
 void collective_launch_end(uint64_t plan);
+
+/* Return whether this thread is launching a kernel of NCCL. */
+bool collectives_is_launching(void);
 
 /* Begin NCCL's report of the buffers of a plan, and return the id of the plan. The plan is the last one that this
  * thread launched, or else the first plan of the communicator whose buffers are not reported. */

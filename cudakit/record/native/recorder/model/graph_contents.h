@@ -9,7 +9,7 @@
 
 #include "containers.h"
 #include "decode/tensor_maps.h"
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 #include "write/record.h"
 
 /* The tensor maps among the parameters of a kernel node. They are stored when the graph is instantiated or the node is

@@ -1,12 +1,12 @@
-#include "model/graphs.h"
+#include "model/graph_structure.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "containers.h"
-#include "hooks/driver_api.h"
 #include "model/kernels.h"
 #include "recorder.h"
+#include "vendor/driver_api.h"
 
 static uint32_t add_node(graph_structure *structure, CUgraphNode handle, int type)
 {

@@ -4,21 +4,28 @@
 #include <string.h>
 
 #include "containers.h"
-#include "exact/patching.h"
-#include "hooks/driver_api.h"
 #include "model/allocations.h"
 #include "model/collectives.h"
 #include "model/graph_contents.h"
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "recorder.h"
+#include "vendor/driver_api.h"
+#include "write/call_sites.h"
 #include "write/spool.h"
 
 #define MAX_SLICES 64 /* maximum number of slices of a 3D copy; a copy with more slices is recorded as one range */
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
 static hash_table node_program_calls; /* numbers of program calls (walker.h), by handle of the captured node */
-static int active_captures;
+
+/* The graph that this thread instantiates: its id, the number of its kernel nodes, and whether an executable graph was
+ * created or updated from it. */
+typedef struct {
+    uint32_t graph, kernel_count;
+    bool is_graph_in_use;
+} graph_instantiation;
+static __thread graph_instantiation instantiation;
 
 /* --- records ---------------------------------------------------------------------------------- */
 
@@ -126,7 +133,7 @@ static void set_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node_i
     tma_store_set parameter_maps = {0};
     if (!contents)
         return;
-    tma_stores_add(&parameter_maps, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
+    kernels_add_tensor_maps(&parameter_maps, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
     graph_contents_set_maps(contents, executable, node_id,
                             (node_maps){parameter_maps.maps, parameter_maps.map_count});
 }
@@ -190,12 +197,6 @@ graph_memory graphs_memory(uint32_t graph)
 static bool has_changeable_accesses(const graph_node *node)
 {
     return node->type == NODE_KERNEL || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
-}
-
-static uint64_t mix_hash(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-    return hash ^ hash >> 32;
 }
 
 /* Return a hash of a node's parameters, or 0 if some of them are unknown. Two nodes with the same hash access the same
@@ -374,13 +375,19 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *s
     return graph;
 }
 
-uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count)
+void graphs_instantiation_begins(CUgraph graph)
 {
     graph_structure structure;
-    *kernel_count = graph_structure_query(&structure, graph);
-    uint32_t graph_id = structure.driver && graph ? write_graph(&structure, stack) : 0;
+    call_site stack;
+    call_site_read(&stack);
+    instantiation.kernel_count = graph_structure_query(&structure, graph);
+    instantiation.graph = structure.driver && graph ? write_graph(&structure, &stack) : 0;
     graph_structure_free(&structure);
-    return graph_id;
+}
+
+bool graphs_is_instantiating(void)
+{
+    return instantiation.graph;
 }
 
 /* --- executable graphs ------------------------------------------------------------------------------ */
@@ -400,9 +407,9 @@ void graphs_executable_created(CUgraphExec executable)
 {
     const executable_info *info = executable_find(executable);
     const uint32_t old_graph = info ? info->graph : 0;
-    executable_add(executable, this_thread.instantiated_graph_id, this_thread.instantiated_kernel_count);
-    this_thread.is_graph_in_use = true;
-    if (old_graph && old_graph != this_thread.instantiated_graph_id)
+    executable_add(executable, instantiation.graph, instantiation.kernel_count);
+    instantiation.is_graph_in_use = true;
+    if (old_graph && old_graph != instantiation.graph)
         destroy_graph(old_graph, 0);
 }
 
@@ -416,13 +423,12 @@ void graphs_executable_destroyed(CUgraphExec executable)
 
 void graphs_instantiation_ended(void)
 {
-    if (this_thread.instantiated_graph_id && !this_thread.is_graph_in_use) {
+    if (instantiation.graph && !instantiation.is_graph_in_use) {
         pthread_mutex_lock(&recorder_lock);
-        destroy_graph(this_thread.instantiated_graph_id, 0);
+        destroy_graph(instantiation.graph, 0);
         pthread_mutex_unlock(&recorder_lock);
     }
-    this_thread.instantiated_graph_id = this_thread.instantiated_kernel_count = 0;
-    this_thread.is_graph_in_use = false;
+    instantiation = (graph_instantiation){0};
 }
 
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
@@ -545,16 +551,6 @@ bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgr
 
 /* --- captures --------------------------------------------------------------------------------- */
 
-void graphs_count_captures(int change)
-{
-    __atomic_add_fetch(&active_captures, change, __ATOMIC_RELAXED);
-}
-
-bool graphs_is_capturing(void)
-{
-    return __atomic_load_n(&active_captures, __ATOMIC_RELAXED) > 0;
-}
-
 void graphs_node_captured(CUstream stream)
 {
     const driver_functions *driver = driver_api();
@@ -564,7 +560,7 @@ void graphs_node_captured(CUstream stream)
     const CUgraphNode *last_nodes = NULL;
     const edge_data *edges = NULL;
     size_t node_count = 0;
-    if (!graphs_is_capturing() || !driver)
+    if (!order_is_capturing() || !driver)
         return;
     this_thread.in_recorder_call = true;
     int result = driver->cuStreamGetCaptureInfo_v3(stream, &capture_status, &capture_id, &graph, &last_nodes,
@@ -590,5 +586,5 @@ void graphs_clear(void)
     hash_table_clear(&node_call_sites);
     hash_table_clear(&node_program_calls);
     graph_contents_clear();
-    __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
+    instantiation = (graph_instantiation){0};
 }

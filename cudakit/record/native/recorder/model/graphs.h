@@ -11,49 +11,12 @@
 #include <stdint.h>
 
 #include "decode/tensor_maps.h"
-#include "hooks/driver_api.h"
-#include "write/call_sites.h"
+#include "model/graph_structure.h"
 
-struct kernel_layout;
-
-typedef struct {
-    CUgraphNode handle; /* NULL for the empty node that ends a child graph */
-    int type;           /* NODE_* */
-
-    bool is_child_graph; /* begin of a child graph: the nodes of the child and the node that ends it follow */
-    const char *name;
-    const struct kernel_layout *layout;
-    union {
-        kernel_node_params kernel;
-        memcpy3d_params copy;
-        memset_node_params fill;
-        alloc_node_params alloc;
-        uint64_t freed_address;
-    };
-} graph_node;
-
-typedef struct {
-    uint32_t before, after; /* node ids */
-} graph_edge;
-
-typedef struct {
-    const driver_functions *driver;
-    graph_node *nodes; /* nodes[i] has the node id i + 1 */
-    graph_edge *edges;
-    size_t node_count, node_capacity, edge_count, edge_capacity;
-    bool has_failed;      /* the driver refused a query, or no memory is left */
-    bool has_conditional; /* the graph has a conditional node */
-} graph_structure;
-
-/* Query the nodes and edges of a graph from the driver, and return its number of kernel nodes. Calls CUDA: the recorder
- * lock is not held. */
-uint32_t graph_structure_query(graph_structure *structure, CUgraph graph);
-
-void graph_structure_free(graph_structure *structure);
-
-/* Record the nodes and edges of a graph. Return its id, or 0 if the driver refuses the query. Set ``kernel_count`` to
- * its number of kernel nodes. Calls CUDA: the recorder lock is not held. */
-uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count);
+/* Record the nodes and edges of a graph that this thread instantiates, with its call stack, and return whether it
+ * instantiates one. The first function calls CUDA: the recorder lock is not held. */
+void graphs_instantiation_begins(CUgraph graph);
+bool graphs_is_instantiating(void);
 
 /* Handle the creation or the update of an executable graph from the graph that this thread has recorded, and the
  * destruction of an executable graph. The recorder lock is held. */
@@ -67,12 +30,6 @@ void graphs_instantiation_ended(void);
 /* Return the id of a node, or 0 if it is unknown: by its handle, or, unless ``kernel_position`` is 0, by its position
  * among the kernels of the graph launch, counted from 1. The recorder lock is held. */
 uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position);
-
-/* Change the number of active stream captures: by +1 when a capture begins, by -1 when it ends. */
-void graphs_count_captures(int change);
-
-/* Return whether any stream is being captured. */
-bool graphs_is_capturing(void);
 
 /* Store the call site of the node that a CUDA call has just added to a capture on ``stream``; if the stream is not
  * captured, do nothing. Calls CUDA: the recorder lock is not held. */

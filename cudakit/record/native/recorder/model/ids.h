@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 
 /* Return the id of a handle; a new handle is assigned a new id. Return 0 for NULL. */
 uint32_t context_id(CUcontext context);

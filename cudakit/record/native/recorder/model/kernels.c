@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "containers.h"
-#include "hooks/driver_api.h"
 #include "model/allocations.h"
 #include "recorder.h"
+#include "vendor/driver_api.h"
 #include "write/spool.h"
 
 #define MAX_PARAMETER_BYTES 32764 /* CUDA Programming Guide, "Function parameters" */
@@ -37,6 +37,8 @@ struct kernel_layout {
     parameter_span *spans; /* offset and size of each parameter */
     parameter_word words[];
 };
+
+__thread entered_launch this_launch;
 
 static struct kernel_layout
     *layouts[MAX_LAYOUTS]; /* entries are never freed, because a launch may still read them */
@@ -216,32 +218,6 @@ static const char *packed_buffer(void **extra)
     return NULL;
 }
 
-int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
-                       unsigned long long *words, size_t count)
-{
-    const char *buffer = parameters ? NULL : packed_buffer(extra);
-    if (!layout || (!parameters && !buffer) || first_word + count > layout->word_count)
-        return -1;
-    const parameter_word *first_parameter_word = layout->words + first_word,
-                         *last_parameter_word = first_parameter_word + count - 1;
-    memset(words, 0, count * sizeof *words);
-    if (last_parameter_word->parameter_index != first_parameter_word->parameter_index ||
-        last_parameter_word->offset_in_parameter != first_parameter_word->offset_in_parameter + 8 * (count - 1))
-        return 0;
-    memcpy(words,
-           buffer ? buffer + first_parameter_word->offset_in_buffer
-                  : (const char *)parameters[first_parameter_word->parameter_index] +
-                        first_parameter_word->offset_in_parameter,
-           count * sizeof *words);
-    return 1;
-}
-
-static uint64_t mix_hash(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-    return hash ^ hash >> 32;
-}
-
 /* A hash table of the pointers of the current launch: their indices plus 1. The table has more slots than pointers. */
 #define POINTER_SLOTS 1024
 static struct {
@@ -367,11 +343,10 @@ const launch_arguments *kernels_arguments_of_launch(void)
     /* The launch whose arguments these are, and the allocations at that time. */
     static uint64_t call_number;
     static uint32_t thread, allocation_changes;
-    const bool are_found = this_thread.parameter_layout && call_number == this_thread.call_number &&
+    const bool are_found = this_launch.layout && call_number == this_thread.call_number &&
                            thread == this_thread.id && allocation_changes == allocations_change_count();
     if (!are_found)
-        kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
-                               &arguments);
+        kernels_find_arguments(this_launch.layout, this_launch.parameters, this_launch.extra, &arguments);
     call_number = this_thread.call_number;
     thread = this_thread.id;
     allocation_changes = allocations_change_count();
@@ -415,6 +390,61 @@ size_t kernels_write_pointers(const uint64_t *pointers, size_t pointer_count, co
         pointer_records[i / POINTERS_PER_RECORD].template_pointers.pointers[i % POINTERS_PER_RECORD] = pointers[i];
     return record_count;
 }
+
+/* --- tensor maps ---------------------------------------------------------------------------------- */
+
+/* Read ``count`` consecutive 8-byte words of the parameters. ``first_word`` counts the words of all parameters.
+ * Return 1 on success, 0 if the words belong to several parameters (``words`` is then zeroed), -1 if there are no such
+ * words. */
+static int read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
+                      unsigned long long *words, size_t count)
+{
+    const char *buffer = parameters ? NULL : packed_buffer(extra);
+    if (!layout || (!parameters && !buffer) || first_word + count > layout->word_count)
+        return -1;
+    const parameter_word *first_parameter_word = layout->words + first_word,
+                         *last_parameter_word = first_parameter_word + count - 1;
+    memset(words, 0, count * sizeof *words);
+    if (last_parameter_word->parameter_index != first_parameter_word->parameter_index ||
+        last_parameter_word->offset_in_parameter != first_parameter_word->offset_in_parameter + 8 * (count - 1))
+        return 0;
+    memcpy(words,
+           buffer ? buffer + first_parameter_word->offset_in_buffer
+                  : (const char *)parameters[first_parameter_word->parameter_index] +
+                        first_parameter_word->offset_in_parameter,
+           count * sizeof *words);
+    return 1;
+}
+
+/* Return whether parameter words are a tensor map. Words that only look like one are excluded: the tensor must be
+ * inside a live allocation. The recorder lock is held. */
+static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
+{
+    tensor_map map;
+    uint64_t end;
+    const allocation *container = content[0] % 16 ? NULL : allocations_find(content[0]);
+    if (!container || !tensor_map_decode(content, &map) || map.rank < 2)
+        return false;
+    for (unsigned i = 1; i < map.rank; i++)
+        if (map.dims[i] > 1 && map.strides[i] && map.strides[i] < map.strides[0])
+            return false;
+    return tensor_map_end(&map, &end) && end <= container->hi;
+}
+
+bool kernels_add_tensor_maps(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
+                             void **parameters, void **extra)
+{
+    ck_u64 map_words[CK_MAP_WORDS];
+    size_t old_map_count = set->map_count;
+    for (size_t i = 0; read_words(layout, parameters, extra, i, map_words, CK_MAP_WORDS) >= 0; i++)
+        if (is_tensor_map(map_words) && !tma_stores_add(set, launch, mode, map_words)) {
+            set->map_count = old_map_count;
+            break;
+        }
+    return set->map_count > old_map_count;
+}
+
+/* --- names ---------------------------------------------------------------------------------------- */
 
 uint32_t kernels_name_id(CUfunction function, const char *name)
 {

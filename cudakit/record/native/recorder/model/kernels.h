@@ -5,14 +5,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "decode/tensor_maps.h"
 #include "model/allocations.h"
+#include "vendor/sanitizer_api.h"
 #include "write/record.h"
 
 #define MAX_ACCESSES \
     512 /* maximum number of accesses of a launch; a fused optimizer step has a few hundred tensors */
 
 struct kernel_layout;
+
+/* The launch that this thread has entered: the arguments of cuLaunchKernel. */
+typedef struct {
+    CUfunction function;
+    void **parameters, **extra;
+    const struct kernel_layout *layout;
+} entered_launch;
+
+extern __thread entered_launch this_launch;
 
 /* The arguments of a launch: different pointers in the order of the arguments, and the memory that they reach. */
 typedef struct {
@@ -56,11 +66,10 @@ size_t kernels_write_accesses(const launch_arguments *arguments, const record *l
 size_t kernels_write_pointers(const uint64_t *pointers, size_t pointer_count, const record *launch_record,
                               record *pointer_records);
 
-/* Read ``count`` consecutive 8-byte words of the parameters. ``first_word`` counts the words of all parameters.
- * Return 1 on success, 0 if the words belong to several parameters (``words`` is then zeroed), -1 if there are no such
- * words. */
-int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
-                       unsigned long long *words, size_t count);
+/* Add the tensor maps among the parameters of a kernel. Return false if there are none, or no memory is left. The
+ * recorder lock is held. */
+bool kernels_add_tensor_maps(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
+                             void **parameters, void **extra);
 
 /* Return the string id of the name of a kernel. The recorder lock is held. */
 uint32_t kernels_name_id(CUfunction function, const char *name);

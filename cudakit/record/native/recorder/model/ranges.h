@@ -1,22 +1,10 @@
-/* Writes records of the named ranges and marks of NVTX, and stores the open ranges of each thread. */
+/* Writes records of the named ranges and marks of NVTX, stores the open ranges of each thread, and gives the ranges and
+ * the call stack of a backward pass to the threads that execute it. */
 #ifndef CK_RANGES_H
 #define CK_RANGES_H
 
 #include <stdbool.h>
 #include <stdint.h>
-
-/* Maximum number of open ranges of a thread that autograd's threads get copies of. Further open ranges are recorded
- * without copies. */
-#define MAX_OPEN_RANGES 32
-
-/* The open ranges of a thread, outermost first; ``range_count`` includes ranges beyond the array. */
-typedef struct {
-    struct {
-        uint32_t name, domain; /* text ids */
-        bool is_profiled;      /* the process is profiled while the range is open (profile/window.h) */
-    } ranges[MAX_OPEN_RANGES];
-    uint32_t range_count;
-} open_ranges;
 
 /* Begin and end a range of the calling thread. Return its depth among the ranges of its domain, from 0; ending returns
  * -1 if no range of the domain is open. ``domain`` is empty for NVTX's default domain. Both functions take the recorder
@@ -32,15 +20,29 @@ void range_end(uint64_t number);
 /* Record a mark. Takes the recorder lock. */
 void range_mark(const char *name, const char *domain);
 
-/* Autograd's threads work inside the ranges of the thread that started the backward pass: before the first record of
- * such a thread, write copies of these ranges for it. The recorder lock is held. */
-void ranges_copy_to_backward_thread(void);
+/* What another part of the recorder does when ranges with certain names begin and end. ``is_observed`` is called with
+ * the recorder lock held, the others without. */
+typedef struct {
+    bool (*is_observed)(const char *name);
+    void (*began)(void);
+    void (*ended)(void);
+} range_observer;
 
-/* End all copies of ranges: the backward pass has ended, or a second backward pass begins. With two passes, it is
- * unknown for which pass a thread works. The recorder lock is held. */
-void ranges_end_copies(void);
+/* Set the observer, before ranges are recorded. */
+void ranges_set_observer(const range_observer *observer);
 
-/* Forget the names and the copies of ranges: a forked process has its own trace. */
+/* Register a backward pass that the calling thread starts, until backward_end(). Autograd's threads, which have no
+ * Python frames, execute the pass: their records get the call stack and the open ranges of the calling thread. Return
+ * NULL if the pass is nested in another pass of this thread, or if no memory is left. Takes the recorder lock. */
+typedef struct backward_pass backward_pass;
+backward_pass *backward_begin(void);
+void backward_end(backward_pass *pass); /* does nothing if ``pass`` is NULL */
+
+/* From now on, also record each backward pass as a range of the domain "cudakit". */
+void backward_record_ranges(void);
+
+/* Forget the names, the copies of ranges and the backward passes: a forked process has its own trace, and none of
+ * autograd's threads. */
 void ranges_clear(void);
 
 #endif

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "containers.h"
-#include "model/graphs.h"
 #include "recorder.h"
 
 /* Maximum number of streams with work that the host has not waited for. Work on further streams counts as unordered. */
@@ -17,6 +16,9 @@ typedef struct {
     /* Number of the last operation that happens before the clock, by slot; 0: none. */
     uint64_t last_operations[MAX_STREAMS + 1];
 } vector_clock;
+
+static int
+    active_captures; /* number of streams that are being captured; read and written with atomic operations */
 
 /* The clock of each stream, by slot. The clock of a stream includes the stream's last operation. */
 static vector_clock stream_clocks[MAX_STREAMS + 1];
@@ -201,7 +203,7 @@ void order_event_destroyed(uint32_t event)
 void order_event_recorded(uint32_t event, uint32_t stream, uint32_t context)
 {
     uint32_t slot = stream_slot(stream, context);
-    if (!slot || graphs_is_capturing()) {
+    if (!slot || order_is_capturing()) {
         order_event_destroyed(event); /* this record replaces the earlier record of the event */
         return;
     }
@@ -217,7 +219,7 @@ void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event)
 {
     uint32_t slot = stream_slot(stream, context);
     const vector_clock *clock = event_clock(event);
-    if (slot && clock && !graphs_is_capturing())
+    if (slot && clock && !order_is_capturing())
         clock_join(stream_clocks + slot, clock);
 }
 
@@ -311,8 +313,21 @@ bool order_host_waited_for_other_contexts(uint32_t context)
     return is_all_complete;
 }
 
+/* --- captures ------------------------------------------------------------------------------------ */
+
+void order_count_captures(int change)
+{
+    __atomic_add_fetch(&active_captures, change, __ATOMIC_RELAXED);
+}
+
+bool order_is_capturing(void)
+{
+    return __atomic_load_n(&active_captures, __ATOMIC_RELAXED) > 0;
+}
+
 void stream_order_clear(void)
 {
+    __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
     memset(stream_clocks, 0, sizeof stream_clocks);
     memset(&host_clock, 0, sizeof host_clock);
     memset(&waited_clock, 0, sizeof waited_clock);

@@ -63,7 +63,13 @@ bool order_host_waited_for_other_contexts(uint32_t context);
 /* Return the number of times that the host had waited for all work, with new work in between. */
 uint32_t order_idle_count(void);
 
-/* Forget all streams and events, in the child of a fork. */
+/* Change the number of active stream captures: by +1 when a capture begins, by -1 when it ends. */
+void order_count_captures(int change);
+
+/* Return whether any stream is being captured. */
+bool order_is_capturing(void);
+
+/* Forget all streams, events and captures, in the child of a fork. */
 void stream_order_clear(void);
 
 #endif

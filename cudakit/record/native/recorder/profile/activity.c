@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "containers.h"
-#include "profile/library.h"
 #include "recorder.h"
+#include "vendor/cupti_api.h"
 #include "write/spool.h"
 
 /* A buffer holds about 1,200 kernels. CUPTI returns a buffer when it is full, or at a flush if all work in it has

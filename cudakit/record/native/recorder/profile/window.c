@@ -12,11 +12,11 @@
 #include <time.h>
 
 #include "hooks/hooks.h"
+#include "model/ranges.h"
 #include "profile/activity.h"
-#include "profile/api_calls.h"
-#include "profile/library.h"
-#include "profile/resources.h"
+#include "profile/callbacks.h"
 #include "recorder.h"
+#include "vendor/cupti_api.h"
 #include "write/spool.h"
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -149,40 +149,34 @@ static void update_window_now(void)
     }
 }
 
-bool window_is_range(const char *name)
+/* The process is profiled while a range with the name in the options is open. */
+static bool window_is_range(const char *name)
 {
     return *range_name && !strcmp(name, range_name);
 }
 
-void window_range_began(void)
+static void window_range_began(void)
 {
     if (__atomic_fetch_add(&open_range_count, 1, __ATOMIC_ACQ_REL) == 0)
         update_window_now();
 }
 
-void window_range_ended(void)
+static void window_range_ended(void)
 {
     if (__atomic_fetch_sub(&open_range_count, 1, __ATOMIC_ACQ_REL) == 1)
         update_window_now();
 }
 
-void window_pause(bool pause)
+static const range_observer OBSERVER = {window_is_range, window_range_began, window_range_ended};
+
+/* Handle cudaProfilerStart and cudaProfilerStop. */
+static void window_pause(bool pause)
 {
     if (lock_window()) {
         is_paused = pause;
         update_window();
         pthread_mutex_unlock(&window_lock);
     }
-}
-
-bool window_is_open(void)
-{
-    return __atomic_load_n(&is_open, __ATOMIC_ACQUIRE);
-}
-
-uint32_t window_generation(void)
-{
-    return __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
@@ -315,10 +309,16 @@ static void stop_timer(void)
 
 static void on_cupti_callback(void *unused, int domain, uint32_t cbid, const void *data)
 {
+    profiler_control control;
     (void)unused;
     switch (domain) {
     case CUPTI_DOMAIN_DRIVER:
-    case CUPTI_DOMAIN_RUNTIME: api_calls_on_callback(domain, cbid, data); break;
+    case CUPTI_DOMAIN_RUNTIME:
+        control = api_calls_on_callback(domain, cbid, data, __atomic_load_n(&generation, __ATOMIC_ACQUIRE),
+                                        __atomic_load_n(&is_open, __ATOMIC_ACQUIRE));
+        if (control != PROFILER_UNCHANGED)
+            window_pause(control == PROFILER_STOP);
+        break;
     case CUPTI_DOMAIN_RESOURCE: resources_on_callback(cbid, data); break;
     }
 }
@@ -334,6 +334,7 @@ static bool store_options(const profile_options *options)
     duration_ns = (int64_t)(options->duration_s * 1e9);
     is_paused = options->is_paused;
     is_configured = true;
+    ranges_set_observer(&OBSERVER);
     nccl_pause(true);
     nccl_attach();
     return true;

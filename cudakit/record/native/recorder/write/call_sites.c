@@ -7,7 +7,6 @@
 #include <sys/prctl.h>
 
 #include "containers.h"
-#include "recorder.h"
 #include "write/spool.h"
 
 /* Name of the innermost frame in stacks of backward passes. cudakit/stacks.py has the same name. */
@@ -15,17 +14,10 @@
 #define AUTOGRAD_THREAD "pt_autograd_" /* prefix of the thread names that torch gives to autograd's threads */
 #define THREAD_NAME_BYTES 16
 
-struct backward_pass {
-    call_site start_site;
-    pthread_t thread;
-    const open_ranges *ranges; /* open ranges of the thread, which is blocked in the pass */
-    backward_pass *next_pass;
-};
-
 static const struct ck_walker *walker;
 static hash_table stack_ids; /* ids of written stacks, by hash */
-static backward_pass *active_passes;
-static bool ranges_are_recorded;
+/* The stack that work of autograd's threads gets; NULL: none. Protected by the recorder lock. */
+static const call_site *autograd_site;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
 {
@@ -87,9 +79,8 @@ static uint32_t stack_id(const call_site *stack, bool is_backward)
     return id;
 }
 
-/* Return whether torch's autograd started the calling thread. A thread gets its name before its first CUDA call, so the
- * name is read once. */
-static bool is_autograd_thread(void)
+/* A thread gets its name before its first CUDA call, so the name is read once. */
+bool is_autograd_thread(void)
 {
     static __thread enum { NAME_UNREAD, AUTOGRAD, OTHER_THREAD } thread_kind;
     if (thread_kind == NAME_UNREAD) {
@@ -101,14 +92,15 @@ static bool is_autograd_thread(void)
     return thread_kind == AUTOGRAD;
 }
 
-/* Return the stack of the call that started the running backward pass, or NULL. If several passes are running, the pass
- * of a thread is unknown. If one pass is running, the thread that started it is blocked, so that the code objects of
- * its frames are alive while the recorder lock is held. */
+void call_sites_set_autograd_site(const call_site *site)
+{
+    autograd_site = site;
+}
+
+/* Return the stack that the work of this thread gets instead of an empty one, or NULL. */
 static const call_site *backward_stack(void)
 {
-    const backward_pass *innermost_pass = active_passes;
-    return innermost_pass && !innermost_pass->next_pass && is_autograd_thread() ? &innermost_pass->start_site
-                                                                                : NULL;
+    return autograd_site && is_autograd_thread() ? autograd_site : NULL;
 }
 
 uint32_t call_site_id(const call_site *stack)
@@ -126,83 +118,8 @@ uint32_t call_site_program_call(const call_site *stack)
     return stack ? stack->program_call : 0;
 }
 
-const open_ranges *backward_ranges(bool *is_backward_thread)
-{
-    const backward_pass *innermost_pass = active_passes;
-    if (!innermost_pass || innermost_pass->next_pass)
-        return NULL;
-    *is_backward_thread = is_autograd_thread();
-    return innermost_pass->ranges;
-}
-
-void backward_record_ranges(void)
-{
-    ranges_are_recorded = true;
-}
-
-/* Record the begin or the end of a pass that the calling thread started. The recorder lock is held. */
-static void record_range(uint16_t kind, const backward_pass *pass)
-{
-    if (!ranges_are_recorded)
-        return;
-    record rec = record_begin(kind, 0, 0, stack_id(&pass->start_site, false));
-    if (kind == KIND_RANGE_PUSH)
-        rec.range_push.name = spool_text("backward pass");
-    *(kind == KIND_RANGE_PUSH ? &rec.range_push.domain : &rec.range_pop.domain) = spool_text("cudakit");
-    record_append(&rec);
-}
-
-/* Return whether a thread has not already started a backward pass, so that a new pass is not nested. */
-static bool starts_new_pass(pthread_t thread)
-{
-    const backward_pass *innermost_pass = active_passes;
-    while (innermost_pass && !pthread_equal(innermost_pass->thread, thread))
-        innermost_pass = innermost_pass->next_pass;
-    return !innermost_pass;
-}
-
-backward_pass *backward_begin(void)
-{
-    backward_pass *new_pass = malloc(sizeof *new_pass);
-    if (!new_pass)
-        return NULL;
-    call_site_read(&new_pass->start_site);
-    new_pass->thread = pthread_self();
-    new_pass->ranges = &this_thread.open_ranges;
-    pthread_mutex_lock(&recorder_lock);
-    bool is_new = starts_new_pass(new_pass->thread);
-    if (is_new) {
-        ranges_end_copies();
-        new_pass->next_pass = active_passes;
-        active_passes = new_pass;
-        record_range(KIND_RANGE_PUSH, new_pass);
-    }
-    pthread_mutex_unlock(&recorder_lock);
-    if (is_new)
-        return new_pass;
-    free(new_pass);
-    return NULL;
-}
-
-void backward_end(backward_pass *pass)
-{
-    if (!pass)
-        return;
-    pthread_mutex_lock(&recorder_lock);
-    backward_pass **link = &active_passes;
-    while (*link && *link != pass)
-        link = &(*link)->next_pass;
-    if (*link) { /* the child of a fork has no registered passes */
-        *link = pass->next_pass;
-        ranges_end_copies();
-        record_range(KIND_RANGE_POP, pass);
-    }
-    pthread_mutex_unlock(&recorder_lock);
-    free(pass);
-}
-
 void call_sites_clear(void)
 {
     hash_table_clear(&stack_ids);
-    active_passes = NULL;
+    autograd_site = NULL;
 }

@@ -5,7 +5,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "model/ranges.h"
 #include "walker.h"
 
 #define MAX_FRAMES 64
@@ -28,7 +27,7 @@ void call_site_read(call_site *stack);
 void call_site_of_caller(call_site *stack, int skipped_frames);
 
 /* Return the id of a stack; a stack without an id is written to the trace first. For an empty stack, return the id of
- * the stack of the backward pass that this thread works for, or 0 if the pass is not certain. The recorder lock is
+ * the stack of the backward pass that this thread works for (model/ranges.h), or 0 if the pass is not certain. The recorder lock is
  * held. */
 uint32_t call_site_id(const call_site *stack);
 
@@ -36,21 +35,14 @@ uint32_t call_site_id(const call_site *stack);
  * threads belongs to the program call that waits for the backward pass. The recorder lock is held. */
 uint32_t call_site_program_call(const call_site *stack);
 
-/* Register a backward pass that the calling thread starts, until backward_end(). Autograd's threads, which have no
- * Python frames, execute the pass. Return NULL if the pass is nested in another pass of this thread, or if no memory
- * is left. Takes the recorder lock. */
-typedef struct backward_pass backward_pass;
-backward_pass *backward_begin(void);
-void backward_end(backward_pass *pass); /* does nothing if ``pass`` is NULL */
+/* Set the stack that work of autograd's threads gets, which have no Python frames; NULL: none. The recorder lock is
+ * held. */
+void call_sites_set_autograd_site(const call_site *site);
 
-/* While one backward pass is active, return the open ranges of the thread that started it, and set whether the calling
- * thread is one of autograd's. Return NULL if no pass is active, or several are. The recorder lock is held. */
-const open_ranges *backward_ranges(bool *is_backward_thread);
+/* Return whether torch's autograd started the calling thread. */
+bool is_autograd_thread(void);
 
-/* From now on, also record each backward pass as a range of the domain "cudakit". */
-void backward_record_ranges(void);
-
-/* Remove all ids and backward passes: a forked process has its own trace, and none of autograd's threads. */
+/* Remove all ids: a forked process has its own trace, and none of autograd's threads. */
 void call_sites_clear(void);
 
 #endif

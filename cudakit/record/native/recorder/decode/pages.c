@@ -3,6 +3,144 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* --- page sets ------------------------------------------------------------------------------------- */
+
+bool page_set_reserve(page_set *set, size_t count)
+{
+    if (count <= set->page_capacity)
+        return true;
+    ck_page *pages = realloc(set->pages, count * sizeof *pages);
+    if (!pages)
+        return false;
+    set->pages = pages;
+    unsigned char *bitmaps = realloc(set->bitmaps, count * CK_BITMAP_BYTES);
+    if (!bitmaps)
+        return false;
+    set->bitmaps = bitmaps;
+    set->page_capacity = count;
+    return true;
+}
+
+void page_set_free(page_set *set)
+{
+    free(set->pages);
+    free(set->bitmaps);
+    *set = (page_set){0};
+}
+
+/* --- hash table of page keys ------------------------------------------------------------------ */
+
+#define MIN_SLOT_COUNT 1024
+
+page_writer page_writer_begin(page_set *set)
+{
+    return (page_writer){.set = set, .first_page = set->page_count};
+}
+
+void page_writer_free(page_writer *writer)
+{
+    free(writer->page_numbers);
+}
+
+static size_t slot_of(const page_writer *writer, uint64_t key)
+{
+    return (size_t)(key * 0x9E3779B97F4A7C15ull >> 20) & (writer->slot_count - 1);
+}
+
+static void insert_page(page_writer *writer, size_t number)
+{
+    size_t slot = slot_of(writer, writer->set->pages[writer->first_page + number].key);
+    while (writer->page_numbers[slot])
+        slot = (slot + 1) & (writer->slot_count - 1);
+    writer->page_numbers[slot] = (uint32_t)number + 1;
+}
+
+/* Enlarge the hash table so that at least half of the slots are free. Return false if no memory is left. */
+static bool grow_hash_table(page_writer *writer)
+{
+    const size_t page_count = writer->set->page_count - writer->first_page;
+    if (2 * (page_count + 1) <= writer->slot_count)
+        return true;
+    free(writer->page_numbers);
+    writer->slot_count = writer->slot_count ? 2 * writer->slot_count : MIN_SLOT_COUNT;
+    writer->page_numbers = calloc(writer->slot_count, sizeof *writer->page_numbers);
+    if (!writer->page_numbers)
+        return false;
+    for (size_t i = 0; i < page_count; i++)
+        insert_page(writer, i);
+    return true;
+}
+
+/* Append an empty page. Return false if no memory is left. */
+static bool add_page(page_writer *writer, uint64_t key)
+{
+    page_set *set = writer->set;
+    if ((set->page_count == set->page_capacity && !page_set_reserve(set, 2 * set->page_capacity + 64)) ||
+        !grow_hash_table(writer))
+        return false;
+    set->pages[set->page_count] = (ck_page){.key = key};
+    memset(set->bitmaps + set->page_count * CK_BITMAP_BYTES, 0, CK_BITMAP_BYTES);
+    insert_page(writer, set->page_count++ - writer->first_page);
+    return true;
+}
+
+/* Set last_page to the page of a key, appending a page if the key is new. Return false if no memory is left. */
+static bool find_or_add_page(page_writer *writer, uint64_t key)
+{
+    for (size_t slot = slot_of(writer, key); writer->slot_count && writer->page_numbers[slot];
+         slot = (slot + 1) & (writer->slot_count - 1)) {
+        writer->last_page = writer->first_page + writer->page_numbers[slot] - 1;
+        if (writer->set->pages[writer->last_page].key == key)
+            return true;
+    }
+    writer->last_page = writer->set->page_count;
+    return add_page(writer, key);
+}
+
+/* Return the bitmap of a key, appending a page if the key is new. Return NULL if no memory is left. */
+static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
+{
+    if (key != writer->last_key && !find_or_add_page(writer, key))
+        return NULL;
+    writer->last_key = key;
+    return (uint64_t *)(writer->set->bitmaps + writer->last_page * CK_BITMAP_BYTES);
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+/* Set the bits from ``first`` to ``last``, both included. */
+static void set_bits(uint64_t *words, size_t first, size_t last)
+{
+    const uint64_t first_mask = ~0ull << (first & 63), last_mask = ~0ull >> (63 - (last & 63));
+    uint64_t *word = words + first / 64, *end_word = words + last / 64;
+    if (word == end_word) {
+        *word |= first_mask & last_mask;
+        return;
+    }
+    *word++ |= first_mask;
+    memset(word, 0xFF, (size_t)((char *)end_word - (char *)word));
+    *end_word |= last_mask;
+}
+
+bool page_writer_mark_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)
+{
+    const unsigned level = ((begin | end) & 3) != 0;
+    const unsigned page_shift = CK_PAGE_SHIFT(level), granule_shift = CK_GRANULE_SHIFT(level);
+    while (begin < end) {
+        const uint64_t page = begin >> page_shift, page_end = (page + 1) << page_shift;
+        const uint64_t part_end = end < page_end ? end : page_end;
+        uint64_t *words = bitmap_of(writer, CK_KEY(launch, mode, level, page));
+        if (!words)
+            return false;
+        set_bits(words, begin >> granule_shift & (CK_BITMAP_BITS - 1),
+                 (part_end - 1) >> granule_shift & (CK_BITMAP_BITS - 1));
+        begin = part_end;
+    }
+    return true;
+}
+
+/* --- ranges ---------------------------------------------------------------------------------------- */
+
 #define WORDS (CK_BITMAP_BYTES / 8) /* 64-bit words of a bitmap */
 #define QUARTERS 4                  /* number of level-1 pages in a level-0 page */
 
@@ -174,7 +312,7 @@ typedef struct {
     uint64_t quarter_words[WORDS]; /* scratch memory: a quarter of a window, one bit per byte */
 } page_source;
 
-static uint64_t *bitmap_of(const page_source *source, uint32_t page)
+static uint64_t *source_bitmap(const page_source *source, uint32_t page)
 {
     return (uint64_t *)(source->bitmaps + (size_t)page * CK_BITMAP_BYTES);
 }
@@ -195,8 +333,8 @@ static size_t merge_pages_of_same_key(const page_source *source, sort_entry *pag
         } else if (is_full(source, pages[i].page)) {
             *last_page = pages[i];
         } else if (!is_full(source, last_page->page)) {
-            uint64_t *target_bits = bitmap_of(source, last_page->page),
-                     *added_bits = bitmap_of(source, pages[i].page);
+            uint64_t *target_bits = source_bitmap(source, last_page->page),
+                     *added_bits = source_bitmap(source, pages[i].page);
             for (size_t word_index = 0; word_index < WORDS; word_index++)
                 target_bits[word_index] |= added_bits[word_index];
         }
@@ -210,14 +348,14 @@ static uint64_t address_of(const page_source *source, uint32_t page)
     return CK_KEY_PAGE(key) << CK_PAGE_SHIFT(CK_KEY_LEVEL(key));
 }
 
-static void add_page(range_writer *writer, const page_source *source, uint32_t page)
+static void add_page_pieces(range_writer *writer, const page_source *source, uint32_t page)
 {
     unsigned level = CK_KEY_LEVEL(source->pages[page].key);
     uint64_t base_address = address_of(source, page);
     if (is_full(source, page))
         add_interval(writer, base_address, base_address + (1ull << CK_PAGE_SHIFT(level)));
     else
-        add_bitmap(writer, bitmap_of(source, page), base_address, CK_GRANULE_SHIFT(level));
+        add_bitmap(writer, source_bitmap(source, page), base_address, CK_GRANULE_SHIFT(level));
 }
 
 /* Repeat each of 16 bits four times. */
@@ -246,9 +384,9 @@ static void add_mixed_window(range_writer *writer, page_source *source, const so
     size_t next_page = 1;
     for (unsigned window_quarter = 0; window_quarter < QUARTERS;
          window_quarter++, base_address += 1ull << CK_PAGE_SHIFT(1)) {
-        spread_quarter(source->quarter_words, bitmap_of(source, pages[0].page), window_quarter);
+        spread_quarter(source->quarter_words, source_bitmap(source, pages[0].page), window_quarter);
         if (next_page < count && address_of(source, pages[next_page].page) == base_address) {
-            const uint64_t *byte_bits = bitmap_of(source, pages[next_page].page);
+            const uint64_t *byte_bits = source_bitmap(source, pages[next_page].page);
             bool is_full_page = is_full(source, pages[next_page++].page);
             for (size_t i = 0; i < WORDS; i++)
                 source->quarter_words[i] |= is_full_page ? ~0ull : byte_bits[i];
@@ -266,12 +404,12 @@ static void add_window(range_writer *writer, page_source *source, const sort_ent
 {
     bool has_level_0_page = !(pages[0].sort_key & 1);
     if (has_level_0_page && (count == 1 || is_full(source, pages[0].page)))
-        add_page(writer, source, pages[0].page);
+        add_page_pieces(writer, source, pages[0].page);
     else if (has_level_0_page)
         add_mixed_window(writer, source, pages, count);
     else
         for (size_t i = 0; i < count; i++)
-            add_page(writer, source, pages[i].page);
+            add_page_pieces(writer, source, pages[i].page);
 }
 
 #define LAUNCH_AND_MODE(sort_key) ((sort_key) >> (CK_PAGE_BITS + 1))

@@ -7,6 +7,7 @@
 #ifndef CK_SANITIZER_API_H
 #define CK_SANITIZER_API_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -271,5 +272,11 @@ typedef struct {
     int (*copy_to_device)(void *, void *, size_t, Sanitizer_StreamHandle);
     int (*stream_synchronize)(Sanitizer_StreamHandle);
 } sanitizer_api;
+
+/* The functions of the loaded library; valid after sanitizer_load(). */
+extern sanitizer_api sanitizer;
+
+/* Load the library and look up its functions. On failure return false and write the reason to ``error``. */
+bool sanitizer_load(const char *path, char *error, size_t error_bytes);
 
 #endif

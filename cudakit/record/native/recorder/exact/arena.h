@@ -1,19 +1,23 @@
-/* The device memory of one arena, in the layout of patch/arena.h, and the progress of the streams that write to it.
+/* The device memory of one arena, in the layout of patch/arena.h, the progress of the streams that write to it, and its
+ * launches.
  *
  * The functions on arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks. The caller
  * holds the reader lock, but not ``recorder_lock``. Copies use a stream of the recorder, so that they do not wait for
  * work of the program.
  */
-#ifndef CK_ARENA_MEMORY_H
-#define CK_ARENA_MEMORY_H
+#ifndef CK_EXACT_ARENA_H
+#define CK_EXACT_ARENA_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "decode/pages.h"
-#include "hooks/sanitizer_api.h"
+#include "decode/tensor_maps.h"
+#include "exact/templates.h"
 #include "patch/arena.h"
+#include "vendor/sanitizer_api.h"
+#include "write/record.h"
 
 /* --- memory -------------------------------------------------------------------------------------- */
 
@@ -117,5 +121,52 @@ void arena_streams_enqueue_markers(arena_streams *streams, const arena_memory *a
 /* Wait for all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the caller holds the
  * reader lock, but not ``recorder_lock``. */
 bool arena_streams_synchronize_unmarked(arena_streams *streams);
+
+/* --- launches ------------------------------------------------------------------------------------ */
+
+/* The memory that a launch reaches, and its pointers: consecutive elements of the arena's ``reached_ranges`` and
+ * ``pointers``. */
+typedef struct {
+    uint32_t first_range, range_count, first_pointer, pointer_count;
+} reached_memory;
+
+/* A launch that writes its accesses to an arena. */
+typedef struct {
+    record template_record; /* common fields of the launch's access records; kind 0: no launch has this index */
+    bool is_incomplete;     /* the Sanitizer API does not report some accesses of the launch */
+} arena_launch;
+
+/* The launch indices of one driver call: the index of one kernel, or the indices of the kernels of a graph. */
+typedef struct {
+    uint32_t first_launch_index, launch_index_count; /* first launch index, and number of launch indices */
+    uint64_t space_signature;       /* key of the estimate of the arena space that the launches need */
+    uint32_t expected_launch_count; /* number of kernels that were expected to launch */
+    launch_signature signature;     /* signature by which the accesses are compared */
+    reached_memory reached_memory;
+} launch_group;
+
+/* Amount of space in an arena. */
+typedef struct {
+    uint64_t pages, boxes, launch_indices; /* numbers of pages, of boxes and of launch indices */
+} arena_space;
+
+typedef struct launch_arena {
+    arena_memory memory;
+    bool is_retired;                /* new launches no longer write to this arena */
+    bool is_attribution_lost;       /* accesses can no longer be attributed to launches */
+    uint32_t launch_count;          /* number of assigned launch indices */
+    uint32_t entering_launch_count; /* number of launches that have an index but may not be enqueued yet */
+    arena_launch *launches;         /* launches by launch index */
+    launch_group *groups;           /* all launch indices, grouped by call */
+    size_t launch_capacity, group_count, group_capacity;
+    reached_range *reached_ranges; /* allocations that the launches reach */
+    size_t reached_range_count, reached_range_capacity;
+    uint64_t *pointers; /* pointers among the arguments of the launches */
+    size_t pointer_count, pointer_capacity;
+    tma_store_set tma_stores; /* tensor maps through which launches may store */
+    arena_space
+        expected_space; /* space that the launches so far are expected to need; its launch_indices are unused */
+    arena_streams streams;
+} launch_arena;
 
 #endif

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "hooks/driver_api.h"
+#include "vendor/driver_api.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

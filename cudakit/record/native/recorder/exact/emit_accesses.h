@@ -1,14 +1,15 @@
-/* Converts copies of arenas to records, with --accesses auto in a thread of the recorder, so that the program does not
- * wait.
+/* Writes the content of arenas to the trace: for each launch, ACCESS records and then one ACCESSED record.
  *
- * At most one copy is converted at a time. The thread makes no CUDA calls. The functions may be called with the reader
- * lock held, but not with the recorder lock. */
-#ifndef CK_DECODE_THREAD_H
-#define CK_DECODE_THREAD_H
+ * With --accesses auto, a thread of the recorder does it, so that the program does not wait. At most one copy of an arena
+ * is converted at a time. The thread makes no CUDA calls. The functions may be called with the reader lock held, but not
+ * with the recorder lock, unless their comments say so. */
+#ifndef CK_EMIT_ACCESSES_H
+#define CK_EMIT_ACCESSES_H
 
 #include <stdbool.h>
 
-#include "exact/arena_pool.h"
+#include "exact/arena.h"
+#include "write/record.h"
 
 /* A copy of an arena, and the launches that wrote to the arena. */
 typedef struct {
@@ -30,5 +31,8 @@ void decode_wait(void);
 
 /* Forget the decode thread and its job, in the child of a fork. */
 void decode_clear(void);
+
+/* Write an ACCESSED record for a launch whose accesses are unknown. The recorder lock is held. */
+void emit_unknown_accesses(const record *launch_record);
 
 #endif

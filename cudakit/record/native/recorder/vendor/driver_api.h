@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 
 /* X(name, callback id) for every driver function whose calls are subscribed. */
 #define SUBSCRIBED_FUNCTIONS(X) \

@@ -1,10 +1,17 @@
-#include "decode/emit_accesses.h"
+#define _GNU_SOURCE
+#include "exact/emit_accesses.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "decode/access_digest.h"
 #include "decode/pages.h"
+#include "decode/tensor_maps.h"
+#include "decode/tma_boxes.h"
+#include "exact/access_digest.h"
+#include "exact/templates.h"
+#include "model/kernels.h"
 #include "recorder.h"
 #include "write/spool.h"
 
@@ -21,7 +28,7 @@ typedef struct {
     arena_copy *host_copy;
     const arena_launch *launches;
     uint32_t next_launch, launch_count; /* the launches before ``next_launch`` are written */
-    const arena_launches *arena;
+    const launch_arena *arena;
     size_t next_group;           /* index of the group of ``next_launch`` */
     uint32_t exact_launch_count; /* number of launches of this group so far whose accesses are exact */
     const tma_store_set *tma_stores;
@@ -176,7 +183,7 @@ static bool is_last_launch_of_group(const emitter *writer)
 /* Begin the next group if the next launch is not in the current one. */
 static void select_group(emitter *writer)
 {
-    const arena_launches *arena = writer->arena;
+    const launch_arena *arena = writer->arena;
     while (writer->next_group < arena->group_count &&
            writer->next_launch >= arena->groups[writer->next_group].first_launch_index +
                                       arena->groups[writer->next_group].launch_index_count) {
@@ -263,18 +270,23 @@ static void mark_unknown_stores_lost(emitter *writer)
     }
 }
 
-void emit_accesses(arena_copy *copy, const arena_launches *arena, tma_store_set *stores, bool attribution_lost)
+/* Write the accesses of the launches in an arena, and compare them with templates. With ``attribution_lost``,
+ * accesses cannot be attributed to launches, and all launches are lost. The caller holds the reader lock, but not
+ * ``recorder_lock``.
+ *
+ * If some accesses of a launch are missing, the others are written, but its ACCESSED record is not exact. */
+static void emit_accesses(arena_copy *copy, launch_arena *arena, bool attribution_lost)
 {
     const ck_header *header = &copy->top.header;
     const size_t map_count = header->requested_maps < CK_MAX_MAPS ? header->requested_maps : CK_MAX_MAPS;
     const size_t box_count = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
     attribution_lost =
-        !tma_stores_resolve(stores, copy->maps, map_count, copy->boxes, box_count) || attribution_lost;
+        !tma_stores_resolve(&arena->tma_stores, copy->maps, map_count, copy->boxes, box_count) || attribution_lost;
     emitter writer = {.host_copy = copy,
                       .launches = arena->launches,
                       .launch_count = arena->launch_count,
                       .arena = arena,
-                      .tma_stores = stores,
+                      .tma_stores = &arena->tma_stores,
                       .is_attribution_lost = attribution_lost};
     begin_group(&writer);
     mark_unknown_stores_lost(&writer);
@@ -302,4 +314,101 @@ void emit_unknown_accesses(const record *launch_record)
     memset(rec.kind_fields, 0, sizeof rec.kind_fields);
     rec.accessed.node = launch_record->access.node;
     record_append(&rec);
+}
+
+/* --- the decode thread ----------------------------------------------------------------------------- */
+
+static pthread_mutex_t job_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t job_changed = PTHREAD_COND_INITIALIZER;
+/* job_mutex protects the variables below. */
+static enum { JOB_FREE, JOB_ACQUIRED, JOB_SUBMITTED } job_state;
+static bool has_thread;
+static decode_job
+    the_job; /* used by the decode thread while submitted, else by the thread that acquired the job */
+
+static void set_state(int state)
+{
+    pthread_mutex_lock(&job_mutex);
+    job_state = state;
+    pthread_cond_broadcast(&job_changed);
+    pthread_mutex_unlock(&job_mutex);
+}
+
+/* Convert the copy of a job, and clear its lists for the next one. */
+static void run_job(decode_job *job)
+{
+    launch_arena *arena = &job->launches;
+    emit_accesses(&job->copy, arena, job->is_attribution_lost);
+    if (arena->launch_count)
+        memset(arena->launches, 0, arena->launch_count * sizeof *arena->launches);
+    arena->launch_count = 0;
+    arena->group_count = arena->tma_stores.map_count = arena->reached_range_count = arena->pointer_count = 0;
+    set_state(JOB_FREE);
+}
+
+static void *thread_main(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        pthread_mutex_lock(&job_mutex);
+        while (job_state != JOB_SUBMITTED)
+            pthread_cond_wait(&job_changed, &job_mutex);
+        pthread_mutex_unlock(&job_mutex);
+        run_job(&the_job);
+    }
+    return NULL;
+}
+
+/* Start the decode thread, which receives no signals of the program. Return false on failure. job_mutex is held. */
+static bool start_thread(void)
+{
+    pthread_t thread;
+    sigset_t all_signals, old_signals;
+    sigfillset(&all_signals);
+    pthread_sigmask(SIG_SETMASK, &all_signals, &old_signals);
+    has_thread = !pthread_create(&thread, NULL, thread_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &old_signals, NULL);
+    if (has_thread) {
+        pthread_setname_np(thread, "cudakit-decode"); /* a new thread has the name of its creator */
+        pthread_detach(thread);
+    }
+    return has_thread;
+}
+
+decode_job *decode_acquire(bool must_wait)
+{
+    pthread_mutex_lock(&job_mutex);
+    while (job_state != JOB_FREE && must_wait)
+        pthread_cond_wait(&job_changed, &job_mutex);
+    const bool is_free = job_state == JOB_FREE;
+    if (is_free)
+        job_state = JOB_ACQUIRED;
+    pthread_mutex_unlock(&job_mutex);
+    return is_free ? &the_job : NULL;
+}
+
+void decode_submit(decode_job *job, bool must_wait)
+{
+    pthread_mutex_lock(&job_mutex);
+    const bool use_thread = !must_wait && templates_are_enabled() && (has_thread || start_thread());
+    pthread_mutex_unlock(&job_mutex);
+    if (use_thread)
+        set_state(JOB_SUBMITTED);
+    else
+        run_job(job);
+}
+
+void decode_wait(void)
+{
+    if (decode_acquire(true))
+        set_state(JOB_FREE);
+}
+
+void decode_clear(void)
+{
+    job_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    job_changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    job_state = JOB_FREE;
+    has_thread = false;
+    memset(&the_job, 0, sizeof the_job); /* the decode thread may have been using the job during the fork */
 }

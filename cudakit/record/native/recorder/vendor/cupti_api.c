@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "profile/library.h"
+#include "vendor/cupti_api.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -67,14 +67,13 @@ void library_describe_error(const char *failed_call, int result, char *error, si
 
 /* Describe the failure of the subscription. If another tool is subscribed, subscribe once more by a newer
  * function, which returns the name of the tool. */
-static void describe_failed_subscription(int result, CUpti_CallbackFunc on_callback, char *error,
-                                         size_t error_bytes)
+static void describe_failed_subscription(int result, CUpti_CallbackFunc callback, char *error, size_t error_bytes)
 {
     char name[OLD_SUBSCRIBER_NAME_BYTES + 1] = "";
     CUpti_SubscriberParams parameters = {sizeof parameters, "cudakit", name, OLD_SUBSCRIBER_NAME_BYTES};
     CUpti_SubscriberHandle subscriber = NULL;
     if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED && cupti.subscribe_v2 &&
-        !cupti.subscribe_v2(&subscriber, on_callback, NULL, &parameters))
+        !cupti.subscribe_v2(&subscriber, callback, NULL, &parameters))
         cupti.unsubscribe(subscriber);
     library_describe_error("cuptiSubscribe", result, error, error_bytes);
     const size_t length = strnlen(error, error_bytes);
@@ -82,15 +81,15 @@ static void describe_failed_subscription(int result, CUpti_CallbackFunc on_callb
         snprintf(error + length, error_bytes - length, " (the other profiler is %s)", name);
 }
 
-CUpti_SubscriberHandle library_subscribe(const char *path, CUpti_CallbackFunc on_callback, char *error,
+CUpti_SubscriberHandle library_subscribe(const char *path, CUpti_CallbackFunc callback, char *error,
                                          size_t error_bytes)
 {
     CUpti_SubscriberHandle subscriber = NULL;
     if (!load_library(path, error, error_bytes))
         return NULL;
-    const int result = cupti.subscribe(&subscriber, on_callback, NULL);
+    const int result = cupti.subscribe(&subscriber, callback, NULL);
     if (!result && subscriber)
         return subscriber;
-    describe_failed_subscription(result, on_callback, error, error_bytes);
+    describe_failed_subscription(result, callback, error, error_bytes);
     return NULL;
 }

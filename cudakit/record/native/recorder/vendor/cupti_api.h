@@ -8,10 +8,11 @@
 #ifndef CK_CUPTI_API_H
 #define CK_CUPTI_API_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/sanitizer_api.h"
+#include "vendor/sanitizer_api.h"
 
 typedef struct CUpti_Subscriber_st *CUpti_SubscriberHandle;
 
@@ -226,5 +227,16 @@ typedef struct {
     /* The functions below are NULL in libraries of CUDA 12. */
     int (*subscribe_v2)(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *, CUpti_SubscriberParams *);
 } cupti_functions;
+
+/* The functions of the loaded library; valid after library_subscribe(). */
+extern cupti_functions cupti;
+
+/* Load the library at ``path`` and subscribe ``callback``. On failure return NULL and write the reason and a remedy
+ * to ``error``. */
+CUpti_SubscriberHandle library_subscribe(const char *path, CUpti_CallbackFunc callback, char *error,
+                                         size_t error_bytes);
+
+/* Write the failed call, the description of its result and a remedy to ``error``. */
+void library_describe_error(const char *failed_call, int result, char *error, size_t error_bytes);
 
 #endif
