@@ -118,8 +118,9 @@ step(), step()
 assert stacks() == [[BACKWARD, "backward", "step", "<module>"]] * 2, stacks()
 with recording.drain():
     first, again = (frame for frame in batches[-1].stacks[1:] if frame[0].name == BACKWARD)
-    assert first[0][1:] == ("", 0)
-    assert {stack[2][1:] for stack in (first, again)} == {("<string>", step.__code__.co_firstlineno + 1)}
+    assert (first[0].filename, first[0].line) == ("", 0)
+    callers = {(stack[2].filename, stack[2].line) for stack in (first, again)}
+    assert callers == {("<string>", step.__code__.co_firstlineno + 1)}
 """,
         setup_code=setup_code,
     )
