@@ -5,8 +5,8 @@
 Lines and files by package, the deepest import level (the longest chain of imports that starts at a file),
 import cycles, files under 40 lines that one other file imports, and the largest classes, files and functions.
 Imports inside functions and for type checkers count. A unit of C, which is a .c file with the header of its
-name, needs the units whose headers it includes and whose functions and variables it uses. ``--check`` exits with
-1 if there is a cycle in either language.
+name, needs the units whose headers it includes and whose functions and variables it uses. ``--check`` exits
+with 1 if there is a cycle in either language.
 """
 
 from __future__ import annotations

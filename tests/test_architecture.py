@@ -394,7 +394,10 @@ def test_graph_of_the_c_files_has_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("upper_code", "is_cycle"),
     [
-        ("int lower(void);\nint upper(void)\n{\n    return lower();\n}\n", False),  # not declared by a header
+        (
+            "int lower(void);\nint upper(void)\n{\n    return lower();\n}\n",
+            False,
+        ),  # not declared by a header
         ('#include "lower.h"\nint upper(void)\n{\n    return lower();\n}\n', True),
         ('#include "api.h"\nint upper(void)\n{\n    return lower();\n}\n', True),
         ('#include "api.h"\nint upper(void)\n{\n    return 0; /* lower() */\n}\n', False),
