@@ -48,7 +48,7 @@ def line_of_calls(activities: Activities) -> dict[int, int]:
     ):
         stack = activities.stacks[site]
         lines[correlation] = next(
-            (frame.line for frame in stack if frame.file.endswith("program.py")), 0
+            (frame.line for frame in stack if frame.filename.endswith("program.py")), 0
         )
     return lines
 

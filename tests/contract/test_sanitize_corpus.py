@@ -134,7 +134,7 @@ def test_log_contains_no_data_of_the_machine(simulated: Path) -> None:
     (chain,) = race_logs.load(simulated / "sim_kernels_race.log")
 
     assert {text for text in chain.strings if text} == {"add"}
-    assert {frame.file for stack in chain.stacks for frame in stack} == {"sim_kernels_race.py"}
+    assert {frame.filename for stack in chain.stacks for frame in stack} == {"sim_kernels_race.py"}
     assert not chain.records["time_ns"].any()
     assert set(chain.records["thread"].tolist()) == {1}
     assert (simulated / "sim_kernels_race.log").stat().st_size < 2000
