@@ -114,7 +114,7 @@ def test_kernels_of_a_graph_have_the_line_of_their_capture(tmp_path: Path) -> No
     sites = activities.records_of(EventKind.GRAPH_NODE_SITE)
     lines = {}
     for node, site in zip(sites["graph_node"].tolist(), sites["site"].tolist(), strict=True):
-        frames = [f for f in activities.stacks[site] if f.file.endswith("program.py")]
+        frames = [f for f in activities.stacks[site] if f.filename.endswith("program.py")]
         lines[node] = frames[0].line if frames else 0
     kernels = activities.records_of(EventKind.KERNEL_RUN)
     nodes = kernels["graph_node"][kernels["graph_node"] > 0].tolist()
