@@ -288,7 +288,7 @@ class _Sanitizer:
             self._unverified_sentences[f"{pair.sentence}: {advice}"] = None
 
     def _new_report(self) -> Report:
-        from cudakit.gpu.demangle import demangle
+        from cudakit.gpu.compile import demangle
         from cudakit.sanitize.findings import Report
 
         return Report(suppressions=self._suppressions, demangle=demangle)

@@ -156,7 +156,7 @@ def measure_patch_build() -> Figures:
     code = (
         "import json, sys, time; from pathlib import Path;"
         "from cudakit.record.device_patch import build_patch;"
-        "from cudakit.gpu.compile_cache import CompileCache;"
+        "from cudakit.gpu.compile import CompileCache;"
         "from torch.cuda import get_device_capability;"
         "capability = get_device_capability(); start = time.perf_counter();"
         "build_patch(capability, cache=CompileCache(Path(sys.argv[1])));"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cudakit.gpu.demangle import demangle
+from cudakit.gpu.compile import demangle
 from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.findings import Report
 from cudakit.sanitize.races import SanitizeResult

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cudakit.api.allocator import CachingAllocator
 from cudakit.errors import MissingDependency
-from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.allocator import Allocator
+from cudakit.gpu.api import Allocator, Gpu
 
 if TYPE_CHECKING:
     from cudakit.arrays.plugs.cuda_core import AllocatorResource

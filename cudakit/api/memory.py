@@ -26,7 +26,7 @@ def load_snapshot(path: Path) -> Snapshot:
     >>> len(snapshot.devices[0].events)
     5665
     """
-    from cudakit.gpu.run_context.host_memory import available_host_memory
+    from cudakit.gpu.host import available_host_memory
     from cudakit.memory.load import load
 
     return load(fspath(path), available_host_memory())

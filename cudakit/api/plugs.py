@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cudakit.gpu.api.allocator import Allocator
+    from cudakit.gpu.api import Allocator
 
 
 def cupy_allocator(*allocators: Allocator) -> Callable[[int], Any]:

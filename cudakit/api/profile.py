@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Event, Gpu, Stream
-from cudakit.gpu.demangle import demangle
+from cudakit.gpu.compile import demangle
 from cudakit.profile.activities import ActivityCollector
 from cudakit.profile.analysis import ProfileSpec, analyze
 from cudakit.profile.idle import launched_work

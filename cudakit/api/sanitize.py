@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 from cudakit.errors import RaceError, UsageError
-from cudakit.gpu.demangle import demangle
+from cudakit.gpu.compile import demangle
 from cudakit.record.recording import begin
 from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector

@@ -11,7 +11,7 @@ import numpy as np
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import Launch, host_kernel
 
 WIDTH_BYTES = 16
 SENTINEL = 0x6B8B4567  # an arbitrary word, which benchmark data is unlikely to produce

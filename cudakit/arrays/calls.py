@@ -31,7 +31,7 @@ from cudakit.gpu.arrays import (
     operand_of,
     shared_device,
 )
-from cudakit.gpu.compile_cache import Label, cache_key, user_cache
+from cudakit.gpu.compile import Label, cache_key, user_cache
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import ComputeDevice, Ptr, Stream
-from cudakit.gpu.api.elements import Element, Floats, decode
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import Element, Floats, Launch, decode, host_kernel
 
 _WORD_BYTES = 4
 

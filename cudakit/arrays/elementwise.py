@@ -38,8 +38,7 @@ from cudakit.arrays.launch import (
 )
 from cudakit.arrays.operations import COMPLEX, DTYPES, FLOAT, DType, ValueType, dtype_of, weak_type
 from cudakit.errors import UsageError
-from cudakit.gpu.api.arrays import ArrayView, byte_range
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import ArrayView, Launch, byte_range, host_kernel
 
 # Block sizes in threads that tuning compares.
 TUNED_THREADS = (64, 128, 256, 512, 1024)

@@ -26,7 +26,7 @@ from cudakit.arrays.operations import (
     weak_type,
 )
 from cudakit.errors import UsageError
-from cudakit.gpu.api.elements import BF16, decode
+from cudakit.gpu.api.arrays import BF16, decode
 
 # --- Parsing of expressions: Python assignments become trees of operations ------------------------
 #

@@ -16,8 +16,16 @@ from cudakit.arrays import random_values
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.api.elements import ELEMENTS, FP64, INT8, Element, encode
-from cudakit.gpu.api.host_kernels import HostKernel, Launch, host_kernel
+from cudakit.gpu.api.arrays import (
+    ELEMENTS,
+    FP64,
+    INT8,
+    Element,
+    HostKernel,
+    Launch,
+    encode,
+    host_kernel,
+)
 
 _WORDS_PER_BLOCK = 4
 # Number of blocks that a host kernel computes at once: temporary arrays are large compared with the result.

@@ -16,9 +16,8 @@ import numpy as np
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, Graphs, Memory, Ptr, Stream, Streams
-from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
+from cudakit.gpu.device_array import DLPACK_DEVICES, StreamHandle, stream_of_cupy, view_of_capsule
 from cudakit.gpu.driver_errors import Status
-from cudakit.gpu.external_streams import StreamHandle, stream_of_cupy
 
 if TYPE_CHECKING:
     from cudakit.gpu.api import Gpu

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudakit.arrays.operations import DType
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Kernels, Module, Ptr, Stream
-from cudakit.gpu.api.host_kernels import Launch
+from cudakit.gpu.api.arrays import Launch
 
 
 @dataclass(frozen=True, slots=True)

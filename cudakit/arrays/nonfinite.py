@@ -13,8 +13,7 @@ from cudakit.arrays.calls import stream_of
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Gpu, Kernels, Ptr, Stream
-from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import ArrayView, Launch, host_kernel
 from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray, order_streams
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.gpu.api import Argument, ComputeDevice, Ptr, Stream
-from cudakit.gpu.api.elements import Element
+from cudakit.gpu.api.arrays import Element, Launch, host_kernel
 from cudakit.gpu.api.gemm import Matrix
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
 
 _NAN_BYTE, _INTEGER_BYTE = 0xFF, 0x80
 _COUNTS_BYTES = 16

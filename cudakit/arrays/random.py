@@ -19,8 +19,7 @@ from cudakit.arrays.launch import LoadedKernels
 from cudakit.arrays.random_values import Counter, round_to_dtype
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Kernel, Kernels, Ptr, Stream
-from cudakit.gpu.api.elements import BF16, decode
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import BF16, Launch, decode, host_kernel
 
 SOURCE = random_kernel_source.SOURCE
 

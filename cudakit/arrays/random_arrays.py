@@ -20,8 +20,7 @@ from cudakit.arrays.random_kernel_source import THREADS
 from cudakit.arrays.random_values import Counter
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
-from cudakit.gpu.api.arrays import contiguous_strides
-from cudakit.gpu.api.elements import BF16, decode
+from cudakit.gpu.api.arrays import BF16, contiguous_strides, decode
 from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray, array_factory, is_captured, order_streams
 from cudakit.gpu.fast_call import FastCall, LaunchCounter, prepare_call

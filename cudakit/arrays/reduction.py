@@ -64,8 +64,7 @@ from cudakit.arrays.operations import (
     float_of,
 )
 from cudakit.errors import UsageError
-from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import ArrayView, Launch, host_kernel
 
 
 @dataclass(frozen=True, slots=True)

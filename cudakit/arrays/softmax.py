@@ -22,8 +22,7 @@ from cudakit.arrays.expressions import from_storage, to_storage
 from cudakit.arrays.launch import Address, LaunchPlan, arguments_of, read_array, write_array
 from cudakit.arrays.operations import FLOAT, DType, dtype_of
 from cudakit.errors import UsageError
-from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import ArrayView, Launch, contiguous_strides, host_kernel
 from cudakit.gpu.arrays import operand_of
 from cudakit.gpu.fast_call import FastCall
 

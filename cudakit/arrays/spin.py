@@ -6,7 +6,7 @@ import numpy as np
 
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import Launch, host_kernel
 
 SOURCE = r"""
 typedef unsigned int u32;

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.gpu.api import Kernels, Ptr, Stream
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import Launch, host_kernel
 
 # Two words per SM: cycles and nanoseconds since arbitrary origins; 0 if no timestamp was written.
 _WORDS_PER_STAMP = 2

@@ -13,7 +13,7 @@ from cudakit.arrays.bandwidth import SENTINEL
 from cudakit.arrays.compare import Compare
 from cudakit.bench.case import Verification, verification
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.elements import FP32
+from cudakit.gpu.api.arrays import FP32
 
 # Outputs are filled with this byte before a run; as fp32 it is NaN.
 POISON = 0xFF

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudakit.gpu.api.facts import NOT_QUERIED, DeviceFacts, Field, Scalar, Telemetry
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import NOT_QUERIED, DeviceFacts, Field, RunContext, Scalar, Telemetry
 from cudakit.units import Unavailable
 
 _MODE_FIELDS = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")

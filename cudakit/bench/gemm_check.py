@@ -38,7 +38,7 @@ from cudakit.arrays.fill import Fill
 from cudakit.arrays.poison import Poison
 from cudakit.bench.case import Verification, allocate, verification, worst_verification
 from cudakit.gpu.api import LEGACY, ComputeDevice, Memory, Ptr
-from cudakit.gpu.api.elements import BF16, FP16, FP32, FP64, Element, Floats
+from cudakit.gpu.api.arrays import BF16, FP16, FP32, FP64, Element, Floats
 from cudakit.gpu.api.gemm import Gemm, GemmSettings, Matrix
 
 # Alignment of every operand. It is a multiple of cuMemAlloc's 256 bytes, and good for loads of tensor cores.

@@ -36,7 +36,7 @@ from cudakit.bench.spec import (
     sizes_option,
 )
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
-from cudakit.gpu.api.elements import FP32
+from cudakit.gpu.api.arrays import FP32
 
 OPERATIONS = ("read", "write", "copy", "scale", "triad")
 # Arbitrary values for the write and scale kernels. The factor is no power of two, so results are rounded.

@@ -26,13 +26,15 @@ from cudakit.bench.roofline import Work
 from cudakit.bench.spec import Spec, check_method, check_names, check_not_empty, check_range, option
 from cudakit.errors import InputError, MissingDependency, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
-from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.elements import FP32
-from cudakit.gpu.api.gemm import BindableGemmPlan, Gemm, GemmPlan, GemmSettings
-from cudakit.gpu.api.operations import (
+from cudakit.gpu.api.arrays import FP32, ArrayView
+from cudakit.gpu.api.gemm import (
     ARRAY_LIBRARIES,
     OPERATIONS,
     ArrayLibraryName,
+    BindableGemmPlan,
+    Gemm,
+    GemmPlan,
+    GemmSettings,
     Operation,
     OperationLibrary,
 )

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from cudakit.bench.case import Verification, verification, worst_verification
 from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr
-from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.api.elements import FP32
-from cudakit.gpu.api.operations import Operation
+from cudakit.gpu.api.arrays import FP32, ArrayView, contiguous_strides
+from cudakit.gpu.api.gemm import Operation
 
 _ROUNDING = 2.0**-24  # Relative error of one rounding to fp32.
 # Tolerances as numbers of roundings. add rounds once; softmax rounds a subtraction, an exponential, a sum and

@@ -36,7 +36,7 @@ from cudakit.bench.warm_up import warm_up
 from cudakit.bench.warnings import result_warnings
 from cudakit.errors import CollectiveError, StorageError, Unsupported
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.units import format_seconds
 
 _NO_SAMPLES = "all samples were discarded, so there is no time"

@@ -17,8 +17,8 @@ from cudakit.bench.method import Cache, Method, Mode, Rule
 from cudakit.bench.result import BenchResult
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.arrays import ELEMENTS
 from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
-from cudakit.gpu.api.elements import ELEMENTS
 
 # Places of the buffers of a collective: in place, the send and receive buffers share memory.
 PLACES = ("out-of-place", "in-place")

@@ -21,9 +21,9 @@ from cudakit.bench.roofline import Fields
 from cudakit.bench.spec import Spec
 from cudakit.errors import MissingDependency
 from cudakit.gpu.api import Gpu, Memory
-from cudakit.gpu.api.elements import FP64
+from cudakit.gpu.api.arrays import FP64
+from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.gpu.api.run_context import RunContext
 
 _QUICK_S = 60.0
 # The stopping rule of a quick run: enough samples for a CI of a few percent.

@@ -22,8 +22,7 @@ from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Limit, Work, limit
 from cudakit.bench.stats import Summary, summarize
 from cudakit.bench.verify import reason_to_withhold
-from cudakit.gpu.api.facts import DeviceFacts, Telemetry
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import DeviceFacts, RunContext, Telemetry
 from cudakit.units import Unavailable
 
 _NO_VALUES = Unavailable("the case computes no values")

@@ -35,7 +35,7 @@ from cudakit.report.document import Bytes, Column, Document, Facts, Node, Note, 
 from cudakit.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from cudakit.gpu.compile_cache import CompileCache
+    from cudakit.gpu.compile import CompileCache
 
 
 _ARCHITECTURE = re.compile(r"(?:sm_)?(\d{1,2})\.?(\d)")
@@ -134,7 +134,7 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
 
 def _user_cache() -> CompileCache:
     """Return the cache of this user. Raises EnvironmentUnusable if there is no directory for it."""
-    from cudakit.gpu.compile_cache import user_cache
+    from cudakit.gpu.compile import user_cache
 
     if compile_cache := user_cache(os.environ):
         return compile_cache

@@ -26,8 +26,7 @@ from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, open_outpu
 
 if TYPE_CHECKING:
     from cudakit.devices.doctor.report import Identity
-    from cudakit.gpu.api.facts import Machine
-    from cudakit.gpu.api.run_context import RunContext, SelfTestStep
+    from cudakit.gpu.api.facts import Machine, RunContext, SelfTestStep
     from cudakit.units import Unavailable
 
 

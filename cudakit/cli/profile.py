@@ -239,7 +239,7 @@ def analyze_activities(
     activities: Sequence[Activities], outcome: Outcome, *, step_range: str | None = None
 ) -> Profile:
     """Return the profile of recorded activities, with kernel names in readable form."""
-    from cudakit.gpu.demangle import demangle
+    from cudakit.gpu.compile import demangle
     from cudakit.profile.analysis import ProfileSpec, analyze
 
     activities = [

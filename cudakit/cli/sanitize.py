@@ -97,7 +97,7 @@ def _analyze(
     strict_threads: bool,
     progress: Progress,
 ) -> SanitizeResult:
-    from cudakit.gpu.demangle import demangle
+    from cudakit.gpu.compile import demangle
     from cudakit.sanitize.baseline import suppressions
     from cudakit.sanitize.detector import analyze_log
     from cudakit.sanitize.findings import Report

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cudakit.errors import UsageError, one_of
-from cudakit.gpu.api.attributes import Attribute, attributes
 from cudakit.gpu.api.facts import NOT_QUERIED, Field, Process
-from cudakit.gpu.api.fields import FieldInfo, nvml_fields
+from cudakit.gpu.api.fields import Attribute, FieldInfo, attributes, nvml_fields
 from cudakit.units import Unavailable
 
 

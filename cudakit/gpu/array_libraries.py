@@ -10,8 +10,8 @@ from typing import Any
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.operations import ArrayLibraryName, Operation, OperationLibrary
-from cudakit.gpu.external_streams import stream_of_cupy
+from cudakit.gpu.api.gemm import ArrayLibraryName, Operation, OperationLibrary
+from cudakit.gpu.device_array import stream_of_cupy
 from cudakit.gpu.vendor import CudaDevice, load_cupy, load_torch
 
 _FLOAT32_BYTES = 4

@@ -17,9 +17,15 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.device_array import DeviceArray, array_factory, is_captured, use_driver_memory
-from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
-from cudakit.gpu.external_streams import stream_of_cupy
+from cudakit.gpu.device_array import (
+    DLPACK_DEVICES,
+    DeviceArray,
+    array_factory,
+    is_captured,
+    stream_of_cupy,
+    use_driver_memory,
+    view_of_capsule,
+)
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda

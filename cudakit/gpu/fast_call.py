@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudakit.gpu.api import Kernel, Ptr, Stream
-from cudakit.gpu.device_array import DeviceArray
-from cudakit.gpu.dlpack import DLPACK_CUDA, dlpack_type
+from cudakit.gpu.device_array import DLPACK_CUDA, DeviceArray, dlpack_type
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda

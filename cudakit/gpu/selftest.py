@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
-from cudakit.gpu.api.run_context import SelfTestStep
+from cudakit.gpu.api.facts import SelfTestStep
 from cudakit.gpu.probe import INJECTION_VARIABLES, last_line, without_variables
 from cudakit.units import Unavailable, format_bytes
 
@@ -97,7 +97,7 @@ def child() -> None:
 
 def _open_all_devices() -> list[Gpu]:
     from cudakit.gpu.cuda.driver import check, cu
-    from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.machine import open_gpu
 
     first_gpu = open_gpu("cuda", 0)
     device_count = int(check(cu.cuDeviceGetCount()))

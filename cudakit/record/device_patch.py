@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.compile import Nvrtc
-from cudakit.gpu.compile_cache import CompileCache, Label, cache_key, user_cache
+from cudakit.gpu.compile import CompileCache, Label, Nvrtc, cache_key, user_cache
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.record.installed import Assembler, AssemblerError, SearchPaths, find_assemblers
 from cudakit.record.preflight import RecorderFiles

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import cudakit
-from cudakit.gpu.architectures import Capability
+from cudakit.gpu.api.facts import Capability
 from cudakit.gpu.cuda.device import Cuda
 
 without_driver = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import pytest
 
 import cudakit
 from cudakit.errors import UsageError
-from cudakit.gpu.api.host_kernels import Launch
+from cudakit.gpu.api.arrays import Launch
 from cudakit.gpu.sim import Sim
 
 SOURCE = 'extern "C" __global__ void add(float* numbers, int count) {}'

@@ -13,7 +13,7 @@ from gpu.test_compile import needs_nvrtc
 
 import cudakit
 from cudakit.arrays.cuda_kernel import kernel_source
-from cudakit.gpu.api.host_kernels import Launch
+from cudakit.gpu.api.arrays import Launch
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.sim import Sim
 

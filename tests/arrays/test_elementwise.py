@@ -18,8 +18,7 @@ from cudakit.arrays.elementwise import ElementwiseProgram
 from cudakit.arrays.operations import CASTS, COMPLEX, FLOAT, INTEGER, OPERATIONS, dtype_of
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.compile import compile_cuda
-from cudakit.gpu.compile_cache import CompileCache
+from cudakit.gpu.compile import CompileCache, compile_cuda
 from cudakit.gpu.sim import Sim
 
 SIM = Sim()

@@ -37,7 +37,7 @@ from cudakit.arrays.graph import (
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr, Stream
 from cudakit.gpu.cuda.driver import check
-from cudakit.gpu.dlpack import DLPACK_DEVICES
+from cudakit.gpu.device_array import DLPACK_DEVICES
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim import Sim
 

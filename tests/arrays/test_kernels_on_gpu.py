@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cudakit
-from cudakit.gpu.compile_cache import CompileCache
+from cudakit.gpu.compile import CompileCache
 from cudakit.gpu.device_array import DeviceArray
 
 pytestmark = pytest.mark.gpu

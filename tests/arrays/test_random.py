@@ -29,7 +29,7 @@ from cudakit.arrays.random import (
 from cudakit.arrays.random_kernel_source import STORED_COUNTER_SOURCE
 from cudakit.arrays.random_values import Counter
 from cudakit.errors import UsageError
-from cudakit.gpu.api.elements import BF16, decode
+from cudakit.gpu.api.arrays import BF16, decode
 
 START = Counter(position=2**32 - 100, sequence=3, seed=0x0123456789ABCDEF)
 needs_compiler = pytest.mark.skipif(host_compiler.COMPILER is None, reason="needs g++")

@@ -14,8 +14,7 @@ from cudakit.bench.method import Method
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work, limit
 from cudakit.bench.summarize import case_result
-from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import DeviceFacts, Field, RunContext, Telemetry
 from cudakit.units import Unavailable
 
 # Facts of an H200 that CUDA reports.

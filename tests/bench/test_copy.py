@@ -11,7 +11,7 @@ from cudakit.bench.pipeline import run
 from cudakit.bench.result import CaseResult
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

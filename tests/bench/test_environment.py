@@ -6,7 +6,7 @@ import pytest
 from bench.example_results import VERSIONS, facts, machine, telemetry
 
 from cudakit.bench.environment import environment, moment
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.units import Unavailable
 
 

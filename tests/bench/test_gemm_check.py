@@ -17,7 +17,7 @@ from cudakit.bench.gemm_check import (
     stratified_sample,
     tolerance_of,
 )
-from cudakit.gpu.api.elements import BF16, ELEMENTS, FP16, FP32, Element, decode, encode
+from cudakit.gpu.api.arrays import BF16, ELEMENTS, FP16, FP32, Element, decode, encode
 from cudakit.gpu.api.gemm import DATA_TYPES, Gemm, GemmSettings
 
 EDGE = 24

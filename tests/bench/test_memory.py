@@ -13,7 +13,7 @@ from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.api.host_kernels import registered_kernels
+from cudakit.gpu.api.arrays import registered_kernels
 from cudakit.gpu.sim import Launch, Sim
 from cudakit.units import Unavailable
 

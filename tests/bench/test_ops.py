@@ -17,7 +17,7 @@ from cudakit.cli.bench.ops import PublicFunction
 from cudakit.errors import EnvironmentUnusable, InputError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.operations import OPERATIONS, Operation, OperationLibrary
+from cudakit.gpu.api.gemm import OPERATIONS, Operation, OperationLibrary
 from cudakit.gpu.array_libraries import open_array_library
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -210,7 +210,7 @@ def test_invalid_option_is_rejected(options: dict[str, Any], message: str) -> No
 
 @pytest.fixture
 def real_device() -> Iterator[Gpu]:
-    from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.machine import open_gpu
 
     with closing(open_gpu("cuda")) as gpu:
         yield gpu

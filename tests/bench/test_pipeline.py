@@ -16,7 +16,7 @@ from cudakit.bench.pipeline import run
 from cudakit.bench.roofline import Work
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

@@ -12,9 +12,8 @@ from cudakit.bench.health import SkippedBench
 from cudakit.bench.suite import SuiteSpec, check_health, suite_cases
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.facts import Telemetry
+from cudakit.gpu.api.facts import RunContext, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
-from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

@@ -14,8 +14,7 @@ from cudakit.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
 from cudakit.bench.workloads.gds import PreparedTransfer, Transfer, gds_cases
 from cudakit.bench.workloads.storage_routes import CuFileRoute
 from cudakit.errors import InputError, Unsupported
-from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.api.storage import StoragePath
+from cudakit.gpu.api import LEGACY, Gpu, Ptr, StoragePath
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.device import SimStorage, SimStorageFile
 from cudakit.units import Unavailable

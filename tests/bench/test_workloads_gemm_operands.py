@@ -17,7 +17,7 @@ from cudakit.bench.gemm_check import (
     operand_bytes,
 )
 from cudakit.gpu.api import LEGACY
-from cudakit.gpu.api.elements import Floats
+from cudakit.gpu.api.arrays import Floats
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.sim import Sim
 

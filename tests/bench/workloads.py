@@ -13,7 +13,7 @@ from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
 from cudakit.bench.case import Verification
 from cudakit.gpu.api import LEGACY, Gpu, Kernel, Ptr, Stream
-from cudakit.gpu.api.host_kernels import HostKernel
+from cudakit.gpu.api.arrays import HostKernel
 from cudakit.gpu.sim import Launch, Sim
 
 FILLER = 0xFFFFFFFF

@@ -13,7 +13,7 @@ from invocation import Cli
 
 import cudakit.arrays
 from cudakit.cli.cache import _compile_functions
-from cudakit.gpu.compile_cache import CompileCache, Label
+from cudakit.gpu.compile import CompileCache, Label
 
 HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from contract.workbench import Workbench
 
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.elements import INT8, Bits, Element, Floats, decode, encode
+from cudakit.gpu.api.arrays import INT8, Bits, Element, Floats, decode, encode
 from cudakit.gpu.api.gemm import Gemm, GemmPlan, Matrix
 
 # Initial bytes of D, and of the guard area after its end.

@@ -20,7 +20,7 @@ from cudakit.arrays.spin import Spin
 from cudakit.arrays.timestamp import STAMP_BYTES, Timestamp, clock_hz
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.api.elements import ELEMENTS, FP16, FP32, FP64, INT8, Element, decode, encode
+from cudakit.gpu.api.arrays import ELEMENTS, FP16, FP32, FP64, INT8, Element, decode, encode
 
 every_element = pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 SEED = 0x0123456789ABCDEF

@@ -11,7 +11,7 @@ from contract.workbench import Workbench
 
 from cudakit.arrays.poison import Poison, poison_byte
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.api.elements import BF16, ELEMENTS, FP8_E5M2, FP64, INT32, Element, decode
+from cudakit.gpu.api.arrays import BF16, ELEMENTS, FP8_E5M2, FP64, INT32, Element, decode
 from cudakit.gpu.api.gemm import Matrix
 
 ROWS, COLUMNS, LEADING, BATCH, PITCH, COUNT = 5, 7, 8, 2, 128, 3

@@ -22,7 +22,7 @@ import pytest
 import race_logs
 from check_races import CORPUS, Case, Run
 
-from cudakit.gpu.demangle import demangle
+from cudakit.gpu.compile import demangle
 from cudakit.report import json as rendered
 from cudakit.sanitize.detector import analyze_log
 from cudakit.sanitize.findings import Report

@@ -6,11 +6,14 @@ import pytest
 
 from cudakit.devices.result import field_registry, fields_by_name
 from cudakit.errors import UsageError
-from cudakit.gpu.api.attributes import BIT_NAMES, attributes
-from cudakit.gpu.api.fields import FieldInfo
-from cudakit.gpu.nvml.activity import METRICS
-from cudakit.gpu.nvml.reader import FieldValue
-from cudakit.gpu.nvml.readings import FACT_READINGS, INSTANCE_READINGS, TELEMETRY_READINGS
+from cudakit.gpu.api.fields import BIT_NAMES, FieldInfo, attributes
+from cudakit.gpu.nvml import METRICS
+from cudakit.gpu.nvml.readings import (
+    FACT_READINGS,
+    INSTANCE_READINGS,
+    TELEMETRY_READINGS,
+    FieldValue,
+)
 
 FIELDS = list(field_registry().values())
 READ = {

@@ -16,8 +16,8 @@ import pytest
 
 from cudakit.errors import CollectiveError, EnvironmentUnusable, MissingDependency
 from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.arrays import ELEMENTS, FP32
 from cudakit.gpu.api.collectives import OPERATIONS, Collective
-from cudakit.gpu.api.elements import ELEMENTS, FP32
 from cudakit.gpu.collectives import (
     LIBRARY_OVERRIDE,
     Nccl,

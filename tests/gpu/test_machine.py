@@ -1,14 +1,17 @@
+""""""
+
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.errors import NO_DRIVER as NO_DRIVER_REASON
-from cudakit.errors import InputError, UsageError
+from cudakit.errors import GpuUnavailable, InputError, UsageError
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Link, NvmlView, Process, Telemetry
 from cudakit.gpu.machine import (
     RealMachine,
@@ -18,6 +21,7 @@ from cudakit.gpu.machine import (
     loads,
     model_record,
     models,
+    open_gpu,
     open_machine,
     record,
 )
@@ -244,3 +248,41 @@ def test_recorded_machine_returns_its_record() -> None:
     assert machine.telemetry(devices[0], ["b"]) == Telemetry(1, {"b": 2})
     assert machine.telemetry(devices[1]) == Unavailable("lost")
     assert machine.activity(devices[0]) == Unavailable("not simulated")
+
+
+without_gpu = pytest.mark.skipif(
+    any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists(),
+    reason="needs a machine without a CUDA device",
+)
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:1", "auto:h200", "h200", "SIM"])
+def test_unknown_gpu_error_lists_names(name: str) -> None:
+    with pytest.raises(UsageError, match=repr(name)) as caught:
+        open_gpu(name)
+    assert all(word in caught.value.hint for word in ("auto", "cuda", "sim:MODEL"))
+
+
+@without_gpu
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_missing_driver_hints_at_installation_and_not_at_options(name: str) -> None:
+    with pytest.raises(GpuUnavailable, match="no CUDA driver found: libcuda") as caught:
+        open_gpu(name)
+    assert "install the NVIDIA driver" in caught.value.hint
+    assert "--gpu sim" not in caught.value.hint
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_real_device_is_opened_if_present(name: str) -> None:
+    gpu = open_gpu(name)
+    assert not gpu.simulated
+    gpu.close()
+
+
+@pytest.mark.parametrize("name", ["sim", "sim:h200"])
+def test_simulated_device_is_opened_by_name(name: str) -> None:
+    gpu = open_gpu(name)
+    assert gpu.simulated
+    gpu.close()

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 import cudakit.gpu
 from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Process, Telemetry
-from cudakit.gpu.nvml import Nvml, open_nvml
-from cudakit.gpu.nvml.activity import METRICS
-from cudakit.gpu.nvml.names import CLOCK_EVENT_REASONS, clock_event_reasons
-from cudakit.gpu.nvml.processes import processes
-from cudakit.gpu.nvml.reader import STRUCTURES, Call, FieldValue
+from cudakit.gpu.nvml import METRICS, Nvml, open_nvml, processes
 from cudakit.gpu.nvml.readings import (
+    CLOCK_EVENT_REASONS,
     FACT_READINGS,
     INSTANCE_READINGS,
+    STRUCTURES,
     TELEMETRY_READINGS,
+    Call,
+    FieldValue,
+    clock_event_reasons,
     cpu_ranges,
 )
 from cudakit.units import Unavailable

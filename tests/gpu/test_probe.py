@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cudakit.gpu.api.attributes import attributes
+from cudakit.gpu import probe_child
 from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.probe import child, cuda_view, start_probe
+from cudakit.gpu.api.fields import attributes
+from cudakit.gpu.probe import cuda_view, start_probe
 from cudakit.units import Unavailable
 
 FIRST = "11111111222233334444555555555555"
@@ -210,7 +211,7 @@ def test_injected_profiler_does_not_enter_child() -> None:
 
 
 def run_child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-I", "-S", str(child.__file__), *arguments]
+    line = [sys.executable, "-I", "-S", str(probe_child.__file__), *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -224,7 +225,7 @@ def test_missing_library_is_named_by_child() -> None:
 
 
 def test_child_imports_standard_library_only() -> None:
-    tree = ast.parse(Path(str(child.__file__)).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(str(probe_child.__file__)).read_text(encoding="utf-8"))
 
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     imports_from = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

@@ -10,7 +10,7 @@ import pytest
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import MemoryInfo
-from cudakit.gpu.api.run_context import SelfTestStep
+from cudakit.gpu.api.facts import SelfTestStep
 from cudakit.gpu.selftest import run_self_test, run_steps
 from cudakit.units import Unavailable
 

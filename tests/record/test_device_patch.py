@@ -8,8 +8,7 @@ from gpu.fake_nvml import FakeNvml, gpu, refuse
 from record.fake_ptxas import fake_ptxas, search_only
 
 from cudakit.errors import CudaError, EnvironmentUnusable, MissingDependency
-from cudakit.gpu.compile import compile_cuda
-from cudakit.gpu.compile_cache import CompileCache
+from cudakit.gpu.compile import CompileCache, compile_cuda
 from cudakit.gpu.nvml import open_nvml
 from cudakit.record.device_patch import (
     Accesses,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudakit.errors import MissingDependency
-from cudakit.gpu.api.allocator import Allocator
+from cudakit.gpu.api import Allocator
 
 try:
     from cuda.core import MemoryResource  # type: ignore[import-untyped]

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
-from cudakit.gpu.api import HANDLE_BYTES, LEGACY
-from cudakit.gpu.api.allocator import Allocator
+from cudakit.gpu.api import HANDLE_BYTES, LEGACY, Allocator
 
 # The stream that Numba's memory is allocated on: Numba reports neither the stream of an allocation nor the
 # streams that use it. No program uses this stream, so memory that is freed on the default stream is reused

@@ -20,8 +20,7 @@ from cudakit.bench.spec import NcclSpec
 from cudakit.bench.workloads.nccl import nccl_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.facts import NOT_QUERIED, Link, NvmlView
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import NOT_QUERIED, Link, NvmlView, RunContext
 from cudakit.serialize import from_plain
 from cudakit.units import Unavailable
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import Unsupported
+from cudakit.gpu.api.arrays import Bits, Element, encode
 from cudakit.gpu.api.collectives import REDUCTIONS, ROOT, Collective
-from cudakit.gpu.api.elements import Bits, Element, encode
 
 # Number of elements after which a pattern repeats. It is a prime number, so that chunks of a power of two
 # begin at different points of the pattern.

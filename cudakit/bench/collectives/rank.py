@@ -28,6 +28,7 @@ from cudakit.bench.collectives.patterns import (
 from cudakit.bench.timer import CapturedWork, SampleWork, Timer
 from cudakit.errors import CollectiveError, CudakitError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
+from cudakit.gpu.api.arrays import ELEMENTS, FP32
 from cudakit.gpu.api.collectives import (
     REDUCTIONS,
     Collective,
@@ -35,7 +36,6 @@ from cudakit.gpu.api.collectives import (
     CollectiveLibraryName,
     Communicator,
 )
-from cudakit.gpu.api.elements import ELEMENTS, FP32
 
 # The operation that makes all ranks start the timed work at the same time.
 _ALIGNING_OPERATION = Collective("all-reduce", FP32, 1)

@@ -28,9 +28,8 @@ from cudakit.bench.tuning.trials import AlgorithmTrials
 from cudakit.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, UntunedGemm
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.facts import NOT_QUERIED
+from cudakit.gpu.api.facts import NOT_QUERIED, RunContext
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 # Duration of a sample: a thousand times the resolution of events, but short enough for thousands of

@@ -14,8 +14,8 @@ from cudakit.bench.roofline import Work
 from cudakit.bench.spec import NcclSpec
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api.arrays import ELEMENTS, Element
 from cudakit.gpu.api.collectives import Collective, bus_factor
-from cudakit.gpu.api.elements import ELEMENTS, Element
 from cudakit.units import Unavailable
 
 _SIZES_BYTES = (1 << 10, 32 << 10, 1 << 20, 32 << 20, 1 << 30)

@@ -12,8 +12,7 @@ from cudakit.bench.case import create_stream
 from cudakit.bench.data_file import DataFile
 from cudakit.bench.method import Axis
 from cudakit.errors import StorageError
-from cudakit.gpu.api import Gpu, Ptr
-from cudakit.gpu.api.storage import StoragePath
+from cudakit.gpu.api import Gpu, Ptr, StoragePath
 
 POSIX = "posix"  # Name of the baseline in results.
 

@@ -118,7 +118,7 @@ def gds(
 
 def _is_in_memory(directory: Path) -> bool:
     """Return whether a directory is on tmpfs or ramfs; False if it does not exist."""
-    from cudakit.gpu.run_context.files import Files
+    from cudakit.gpu.host import Files
 
     try:
         return Files(Path("/")).is_in_memory(directory.stat().st_dev)

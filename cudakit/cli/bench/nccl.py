@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from cudakit.bench.collectives.launch import Launch
     from cudakit.bench.spec import NcclSpec
     from cudakit.gpu.api import Gpu
-    from cudakit.gpu.api.facts import Machine
-    from cudakit.gpu.api.run_context import RunContext
+    from cudakit.gpu.api.facts import Machine, RunContext
 
 # Options whose names differ from those of the fields of NcclSpec.
 _OPTION_BY_FIELD = {
@@ -216,7 +215,7 @@ class _Session:
 def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: OutputOptions) -> int:
     """Measure on all ranks, write the report, and return the exit code."""
     from cudakit.bench.collectives.measure import measure_collectives
-    from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.machine import open_gpu
 
     with open_outputs(output) as outputs:
         with (
@@ -374,7 +373,7 @@ def _count_devices(machine: Machine) -> int:
 def _device_opener(gpu: str, local_rank: int, device_count: int) -> Callable[[], Gpu]:
     """Return a function that opens the device of a rank; simulated devices can have several ranks."""
     from cudakit.errors import InputError
-    from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.machine import open_gpu
 
     if local_rank < device_count or gpu.startswith("sim"):
         return partial(open_gpu, gpu, local_rank % device_count)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from cudakit.gpu.api import Gpu, Stream
     from cudakit.gpu.api.arrays import ArrayView
-    from cudakit.gpu.api.operations import Operation
+    from cudakit.gpu.api.gemm import Operation
     from cudakit.gpu.device_array import DeviceArray
 
 # Public function of cudakit for each operation that has one.
@@ -23,7 +23,7 @@ _PUBLIC_CALLS: dict[Operation, str] = {
 
 def ops_libraries() -> dict[str, Any]:
     """Return the libraries that ``bench ops`` measures besides its own, as arguments of its Spec."""
-    from cudakit.gpu.api.operations import ARRAY_LIBRARIES
+    from cudakit.gpu.api.gemm import ARRAY_LIBRARIES
     from cudakit.gpu.array_libraries import has_array_library
 
     return {

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from cudakit.bench.tuning.torch_csv import TorchCsv
     from cudakit.bench.tuning.tuned import Tuned
     from cudakit.gpu.api import Gpu
+    from cudakit.gpu.api.facts import RunContext
     from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
-    from cudakit.gpu.api.run_context import RunContext
 
 _OPTIONS = option_group(
     "Tuning",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.gpu.demangle import demangle
+from cudakit.gpu.compile import demangle
 from cudakit.record.protocol import AgentMessage, AgentMessageKind
 from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector

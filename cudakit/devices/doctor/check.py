@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias, TypeVar
 
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.units import Unavailable
 
 _T = TypeVar("_T")

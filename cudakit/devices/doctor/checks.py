@@ -20,8 +20,7 @@ from cudakit.devices.doctor.check import (
 from cudakit.devices.doctor.driver import cuda_text, driver_cuda, libcuda_path, nvml_library_version
 from cudakit.devices.doctor.variables import set_variables
 from cudakit.errors import UsageError
-from cudakit.gpu.api.facts import DeviceFacts
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import DeviceFacts, RunContext
 from cudakit.units import Unavailable
 
 THEMES: dict[str, tuple[Check, ...]] = {

@@ -19,7 +19,7 @@ from cudakit.devices.doctor.check import (
 from cudakit.devices.doctor.driver import cuda_text, driver_cuda, require_driver, require_nvml
 from cudakit.devices.doctor.gpus import GpuRule, GpuState, evidence_of, gpu_states, names_of
 from cudakit.devices.query import VARIABLE, match_devices, visibility
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.units import Unavailable
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY

@@ -16,8 +16,7 @@ from cudakit.devices.doctor.check import (
     require_fact,
     warn_finding,
 )
-from cudakit.gpu.api.facts import DeviceFacts, NvmlView
-from cudakit.gpu.api.run_context import PciGpu, RunContext
+from cudakit.gpu.api.facts import DeviceFacts, NvmlView, PciGpu, RunContext
 from cudakit.units import Unavailable
 
 _VERSION_SUFFIX = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")

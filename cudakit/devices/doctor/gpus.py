@@ -9,8 +9,7 @@ from itertools import zip_longest
 from cudakit.devices.doctor.check import Finding, NotCheckable, Status, combine_findings, ok_finding
 from cudakit.devices.doctor.driver import require_nvml
 from cudakit.devices.query import match_devices
-from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import DeviceFacts, Field, RunContext, Telemetry
 from cudakit.units import Unavailable
 
 

@@ -16,7 +16,7 @@ from cudakit.devices.doctor.check import (
     warn_finding,
 )
 from cudakit.devices.doctor.driver import cuda_text, driver_cuda, require_driver
-from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
+from cudakit.gpu.api.facts import Build, Distribution, Library, RunContext
 
 # The oldest driver for each major version of CUDA (CUDA Compatibility, table of minor version compatibility).
 _MIN_DRIVERS = {11: "450", 12: "525", 13: "580"}

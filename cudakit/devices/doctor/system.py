@@ -20,7 +20,7 @@ from cudakit.devices.doctor.check import (
 )
 from cudakit.devices.doctor.driver import require_driver
 from cudakit.devices.doctor.variables import apply_rules, rules_of
-from cudakit.gpu.api.run_context import MPS_DIRECTORY, SHARED_MEMORY, RunContext
+from cudakit.gpu.api.facts import MPS_DIRECTORY, SHARED_MEMORY, RunContext
 from cudakit.units import Unavailable, format_bytes
 
 _DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"

@@ -15,7 +15,7 @@ from cudakit.devices.doctor.check import (
     warn_finding,
 )
 from cudakit.errors import InputError
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, VARIABLES, parse_config
 
 # --- The environment variables that change CUDA, its libraries, its Python frameworks or cudakit ---

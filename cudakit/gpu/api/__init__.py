@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.values import (
@@ -38,13 +39,17 @@ from cudakit.gpu.api.values import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy as np  # slow to import, and not needed by commands that launch no kernel
     import numpy.typing as npt
 
     from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
-    from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
-    from cudakit.gpu.api.operations import ArrayLibraryName, OperationLibrary
-from cudakit.gpu.api.storage import Storage
+    from cudakit.gpu.api.gemm import (  # imports numpy
+        ArrayLibraryName,
+        Blas,
+        Library,
+        OperationLibrary,
+    )
+
 
 __all__ = [
     "HANDLE_BYTES",
@@ -404,3 +409,83 @@ class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graph
 
     def close(self) -> None:
         """Wait for all work and release all resources. A second call has no effect."""
+
+
+# --- transfers between files and device memory -----------------------------------------------------
+
+# How a library moves the data. direct: from the drive to device memory (GPUDirect Storage); compatibility:
+# through host memory, as cuFile does without its kernel driver or for file systems that do not support it.
+StoragePath: TypeAlias = Literal["direct", "compatibility", "unknown"]
+
+
+class StorageFile(Protocol):
+    """An open file. Any thread may transfer; offsets and sizes are multiples of 4096 bytes.
+
+    ``buffer`` is the address of device memory; if the memory is registered, the address at which it was
+    registered.
+    """
+
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        """Read bytes of the file to device memory, and wait. Raises StorageError if that fails."""
+
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        """Write device memory to the file, and wait. Raises StorageError if that fails."""
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+
+
+class Storage(Protocol):
+    """A library that transfers between files and device memory."""
+
+    @property
+    def version(self) -> str:
+        """Version of the library."""
+
+    def open(self, path: Path, *, writable: bool, direct: bool) -> StorageFile:
+        """Open a file; ``direct`` opens it with O_DIRECT. Raises Unsupported if the library refuses that."""
+
+    def register(self, buffer: Ptr, size_bytes: int) -> bool:
+        """Register device memory until ``close`` for direct transfers; return whether that worked."""
+
+    def path_used(self) -> StoragePath:
+        """Return how the transfers so far were performed."""
+
+    def close(self) -> None:
+        """Release the library. A second call does nothing."""
+
+
+# --- an allocator, as the adapters in cudakit.arrays.plugs connect it to other libraries -------------
+
+
+class Allocator(Protocol):
+    """A stream-ordered allocator. Streams are driver handles; 0 is the default stream.
+
+    If memory is freed on another stream than it was allocated on, it is reused only after the work of both
+    streams.
+    """
+
+    @property
+    def device(self) -> int:
+        """The CUDA device index."""
+
+    def alloc(self, size_bytes: int, stream: int = 0) -> Ptr:
+        """Allocate memory for use on a stream; 0 bytes return address 0.
+
+        If no memory is left, raises an error that is both a CudaError and a MemoryError.
+        """
+
+    def free(self, ptr: int, stream: int | None = None) -> None:
+        """Free memory after the enqueued work of a stream; None is the stream of its allocation."""
+
+    def memory_info(self) -> MemoryInfo:
+        """Return the free and total bytes of the device."""
+
+    def ipc_handle(self, ptr: int) -> IpcHandle:
+        """Return a handle with which another process can open an allocation."""
+
+    def statistics(self) -> dict[str, int]:
+        """Return the allocator's counters, by the names of ``torch.cuda.memory_stats``."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return segments, blocks and trace in the format of ``torch.cuda.memory._snapshot``."""

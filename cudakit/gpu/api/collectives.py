@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from cudakit.gpu.api.elements import Element
+from cudakit.gpu.api.arrays import Element
 from cudakit.gpu.api.values import Ptr, Stream
 
 # send-receive: every rank sends to the next rank and receives from the previous one.

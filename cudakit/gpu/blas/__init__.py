@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cudakit.gpu.api.facts import Capability
     from cudakit.gpu.api.gemm import Blas, Library
-    from cudakit.gpu.architectures import Capability
     from cudakit.gpu.vendor import CudaDevice
 
 

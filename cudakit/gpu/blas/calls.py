@@ -10,8 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from cudakit.errors import CudaError, CudakitError, Unsupported
+from cudakit.gpu.api.facts import Capability
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never_over
-from cudakit.gpu.architectures import Capability
 from cudakit.gpu.driver_errors import Status, cuda_error
 
 _DATA_TYPES: Mapping[str, str] = MappingProxyType(

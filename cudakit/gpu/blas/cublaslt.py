@@ -14,8 +14,8 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr, Stream
+from cudakit.gpu.api.facts import Capability
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never_over
-from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.calls import (
     UNSUPPORTED_STATUSES,
     call_error,

@@ -19,7 +19,7 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr, Stream
-from cudakit.gpu.api.elements import Element
+from cudakit.gpu.api.arrays import Element
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
     Algorithm,
@@ -30,7 +30,7 @@ from cudakit.gpu.api.gemm import (
     Operands,
 )
 from cudakit.gpu.blas.calls import CHOOSES_ITSELF, WithoutAlgorithms, closed_error, is_fp8_output
-from cudakit.gpu.external_streams import stream_of_cupy
+from cudakit.gpu.device_array import stream_of_cupy
 from cudakit.gpu.vendor import TORCH_DTYPES, CudaDevice, DeviceBytes
 from cudakit.units import Unavailable
 

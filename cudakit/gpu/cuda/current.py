@@ -14,7 +14,7 @@ from typing import Any
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, PER_THREAD, MemoryInfo
-from cudakit.gpu.architectures import Capability
+from cudakit.gpu.api.facts import Capability
 from cudakit.gpu.cuda import driver
 from cudakit.gpu.cuda.driver import check, cu, initialize
 from cudakit.gpu.probe import start_probe

@@ -10,25 +10,19 @@ from functools import partial
 from typing import TypeVar
 
 from cudakit.errors import CudaError, EnvironmentUnusable
-from cudakit.gpu.api import Stream
-from cudakit.gpu.api.attributes import attributes
+from cudakit.gpu import probe_child
+from cudakit.gpu.api import Storage, Stream
 from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
-from cudakit.gpu.api.gemm import Blas, Library
-from cudakit.gpu.api.operations import ArrayLibraryName, OperationLibrary
-from cudakit.gpu.api.storage import Storage
-from cudakit.gpu.cuda.context import Context
-from cudakit.gpu.cuda.driver import cu
-from cudakit.gpu.cuda.graphs import CudaGraphs
-from cudakit.gpu.cuda.ipc import CudaIpc
-from cudakit.gpu.cuda.kernels import CudaKernels
-from cudakit.gpu.cuda.memory import CudaMemory
-from cudakit.gpu.cuda.peers import CudaPeers
-from cudakit.gpu.cuda.streams import CudaStreams, HandleStreams
-from cudakit.gpu.cuda.virtual import CudaVirtualMemory
+from cudakit.gpu.api.fields import attributes
+from cudakit.gpu.api.gemm import ArrayLibraryName, Blas, Library, OperationLibrary
+from cudakit.gpu.cuda.driver import Context, cu
+from cudakit.gpu.cuda.memory import CudaMemory, CudaPeers
+from cudakit.gpu.cuda.streams import CudaGraphs, CudaKernels, CudaStreams, HandleStreams
+from cudakit.gpu.cuda.virtual import CudaIpc, CudaVirtualMemory
 from cudakit.gpu.device import Device
 from cudakit.gpu.nvml import Nvml, open_nvml
-from cudakit.gpu.probe import child, cuda_view
+from cudakit.gpu.probe import cuda_view
 from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
@@ -67,7 +61,7 @@ class Cuda(Device):
 
     def facts(self) -> DeviceFacts:
         """Query all attributes from the driver (``gpu.api.attributes``)."""
-        driver_facts = child.query_driver([attribute.number for attribute in attributes()])
+        driver_facts = probe_child.query_driver([attribute.number for attribute in attributes()])
         # Keys are strings, as in the JSON with which the child process of ``probe`` answers.
         view = cuda_view(
             json.loads(json.dumps(driver_facts)), None, visible_devices=None, device_order=None

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
-from cudakit.gpu.cuda.context import Context
-from cudakit.gpu.cuda.driver import cu
+from cudakit.gpu.cuda.driver import Context, check, cu
 from cudakit.gpu.cuda.streams import CudaStreams
+from cudakit.gpu.device import check_size, pop_allocation
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.units import format_bytes
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
@@ -254,3 +253,97 @@ def _populate_pages(memory: ctypes.Array[Any], thread_count: int) -> None:
     with ThreadPoolExecutor(thread_count) as pool:
         for offset in range(0, size, part_bytes):
             pool.submit(populate, begin + offset, min(part_bytes, size - offset), _POPULATE_WRITE)
+
+
+# --- Memory of peer devices (CUDA Driver API, "Peer Context Memory Access") ------------------------
+
+
+class _Peer(NamedTuple):
+    context: Context
+    memory: CudaMemory
+
+
+class CudaPeers:
+    """Allocations on peer devices, whose primary contexts are retained until ``close``."""
+
+    def __init__(self, context: Context, streams: CudaStreams) -> None:
+        self._context, self._streams = context, streams
+        self._peers: dict[int, _Peer] = {}
+
+    def can_access_peer(self, ordinal: int) -> bool:
+        """Return whether kernels of this device can access memory of a peer."""
+        peer = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} requested")
+        return _can_access(self._context.device, peer)
+
+    def enable_peer(self, ordinal: int) -> None:
+        peer = self._peer(ordinal).context
+        if not _can_access(peer.device, self._context.device):
+            raise cuda_error(
+                Status.PEER_ACCESS_UNSUPPORTED,
+                detail=f"access from {peer.name} to memory of {self._context.name}",
+            )
+
+    def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
+        return self._peer(ordinal).memory.malloc(size_bytes)
+
+    def peer_free(self, ordinal: int, ptr: Ptr) -> None:
+        peer = self._peers.get(ordinal)
+        if peer is None:
+            raise cuda_error(
+                Status.INVALID_VALUE, detail=f"no allocation of cuda:{ordinal} begins at {ptr:#x}"
+            )
+        # cuMemFree waits for work of the peer only; copies are work of this device.
+        self._streams.sync()
+        peer.memory.free(ptr)
+
+    def close(self) -> None:
+        """Free all remaining allocations, and release the contexts of the peers."""
+        for peer in self._peers.values():
+            peer.memory.close()
+            peer.context.close()
+        self._peers.clear()
+
+    def _peer(self, ordinal: int) -> _Peer:
+        if ordinal == self._context.ordinal:
+            raise cuda_error(
+                Status.INVALID_DEVICE, detail=f"cuda:{ordinal} is not a peer of itself"
+            )
+        if ordinal not in self._peers:
+            context = Context(ordinal)
+            try:
+                _enable_both_directions(self._context, context)
+            except CudaError:
+                context.close()
+                raise
+            self._peers[ordinal] = _Peer(context, CudaMemory(context, self._streams))
+        return self._peers[ordinal]
+
+
+def _enable_both_directions(context: Context, peer: Context) -> None:
+    """Enable peer access in both directions, if supported."""
+    was_disabled = _enable_access(context, peer)
+    try:
+        _enable_access(peer, context)
+    except CudaError:
+        if was_disabled:
+            context.in_context(cu.cuCtxDisablePeerAccess, peer.handle)
+        raise
+
+
+def _enable_access(context: Context, peer: Context) -> bool:
+    """Enable access of a context to memory of a peer, if supported; return whether it was disabled before.
+
+    Without peer access, copies are staged through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
+    Copy"). Access is never disabled again, because other libraries in this process may rely on it.
+    """
+    if not _can_access(context.device, peer.device):
+        return False
+    result = context.in_context(cu.cuCtxEnablePeerAccess, peer.handle, 0)
+    if result[0] == cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+        return False
+    check(result)
+    return True
+
+
+def _can_access(device: Any, peer: Any) -> bool:
+    return bool(check(cu.cuDeviceCanAccessPeer(device, peer)))

@@ -6,24 +6,32 @@ NVML cannot read is Unavailable with the reason; the other fields are still read
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cudakit.gpu.api.facts import DeviceFacts, Link, NvmlView, Process, Telemetry
-from cudakit.gpu.nvml.activity import Activity
-from cudakit.gpu.nvml.links import links
-from cudakit.gpu.nvml.processes import processes
-from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Call, Reader
+from cudakit.gpu.api.facts import DeviceFacts, Field, Link, NvmlView, Process, Telemetry
+from cudakit.gpu.api.fields import FieldInfo, nvml_fields
 from cudakit.gpu.nvml.readings import (
     FACT_READINGS,
     INSTANCE_READINGS,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
     OLD_MEMORY_READINGS,
+    P2P_STATES,
+    PATHS,
     TELEMETRY_READINGS,
+    UNKNOWN,
+    Call,
+    Reader,
+    name_from,
 )
 from cudakit.units import Unavailable
 
@@ -214,3 +222,291 @@ def _pci_address(info: Any) -> str | Unavailable:
     text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()
     domain, _, remainder = text.partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{remainder}"
+
+
+# --- The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer GPUs ---
+#
+# Activity is the share of the hardware that is in use; ``utilization`` is only the share of time in which at
+# least one kernel ran. GPM uses the same counters as DCGM, so it is sampled only while activity is shown.
+
+_MIB = 2**20
+_FIRST_SAMPLE = Unavailable("needs a second sample")
+
+# The activity fields by name. NVML returns rates in MiB per second.
+METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.kind == "activity"}
+
+
+@dataclass(slots=True)
+class Activity:
+    """The previous GPM sample of one device; ``instance`` is the id of a MIG device's GPU instance."""
+
+    handle: Any  # handle of the GPU, also for a MIG instance
+    instance: int | None = None
+    sample: Any = None
+
+    def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
+        """Take a sample, and return the metrics since the previous sample; ``names`` selects some of them."""
+        selected_fields = [field for name, field in METRICS.items() if not names or name in names]
+        support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
+        if isinstance(support, Unavailable):
+            return support
+        if not support.isSupportedDevice:
+            return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
+        previous_sample, current_sample = self.sample, self._take_sample(reader)
+        if isinstance(current_sample, Unavailable):
+            return current_sample
+        self.sample = current_sample
+        if previous_sample is None:
+            return Telemetry(
+                time.time_ns(), {field.name: _FIRST_SAMPLE for field in selected_fields}
+            )
+        fields = reader.attempt(
+            lambda: _metrics(reader, selected_fields, previous_sample, current_sample)
+        )
+        reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous_sample))
+        return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
+
+    def _take_sample(self, reader: Reader) -> Any:
+        sample = reader.attempt(reader.lib.nvmlGpmSampleAlloc)
+        if isinstance(sample, Unavailable):
+            return sample
+        if self.instance is None:
+            return reader.attempt(lambda: reader.lib.nvmlGpmSampleGet(self.handle, sample))
+        return reader.attempt(
+            lambda: reader.lib.nvmlGpmMigSampleGet(self.handle, self.instance, sample)
+        )
+
+
+def _metrics(
+    reader: Reader,
+    selected_fields: Collection[FieldInfo],
+    previous_sample: Any,
+    current_sample: Any,
+) -> dict[str, Field]:
+    lib = reader.lib
+    request = lib.c_nvmlGpmMetricsGet_t()
+    request.version = lib.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(selected_fields)
+    request.sample1, request.sample2 = previous_sample, current_sample
+    for metric, info in zip(request.metrics, selected_fields, strict=False):
+        metric.metricId = getattr(lib, info.source)
+    lib.nvmlGpmMetricsGet(request)
+    return {
+        info.name: _metric(reader, metric, _MIB if info.unit == "B/s" else 1)
+        for metric, info in zip(request.metrics, selected_fields, strict=False)
+    }
+
+
+def _metric(reader: Reader, metric: Any, factor: int) -> Field:
+    if metric.nvmlReturn:
+        return reader.reason(metric.nvmlReturn)
+    return float(metric.value) * factor
+
+
+# --- The link of each pair of GPUs, as NVML reports it ---------------------------------------------
+
+_NVLINK_ACTIVE = 1  # NVML_FEATURE_ENABLED
+# nvmlGpuP2PCapsIndex_t (nvml.h); some of nvidia-ml-py's constants are not numbers.
+_P2P_CAPABILITIES = range(4)  # read, write, NVLink, atomics
+_SWITCH = "switch"
+
+
+def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
+    """Yield the link of each pair of GPUs. ``gpus`` maps NVML indices to handles."""
+    handle_by_gpu = {index: handle for index, handle in gpus.items() if handle is not None}
+    remote_ends = {
+        index: _nvlink_ends(Reader(lib, handle)) for index, handle in handle_by_gpu.items()
+    }
+    bus_by_index = {index: _bus_id(Reader(lib, handle)) for index, handle in handle_by_gpu.items()}
+    for first_index, second_index in combinations(sorted(handle_by_gpu), 2):
+        reader, peer = Reader(lib, handle_by_gpu[first_index]), handle_by_gpu[second_index]
+        read, write, nvlink, atomics = (
+            _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, p2p_capability)
+            for p2p_capability in _P2P_CAPABILITIES
+        )
+        nvlink_count = _count_links_between(
+            remote_ends[first_index],
+            remote_ends[second_index],
+            bus_by_index[first_index],
+            bus_by_index[second_index],
+        )
+        active_nvlink_count = nvlink_count if nvlink == P2P_STATES[0] else 0
+        path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
+        yield Link(
+            first=first_index,
+            second=second_index,
+            path=f"NV{active_nvlink_count}" if active_nvlink_count else path,
+            nvlinks=active_nvlink_count,
+            p2p_read=read,
+            p2p_write=write,
+            p2p_atomics=atomics,
+        )
+
+
+def _call_named(
+    reader: Reader, function: str, name_by_number: Mapping[int, str], *arguments: Any
+) -> str | Unavailable:
+    """Call a function and return the name of its result."""
+    result = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
+    return result if isinstance(result, Unavailable) else name_from(name_by_number)(result)
+
+
+def _bus_id(reader: Reader) -> str:
+    pci_info = reader.attempt(lambda: reader.lib.nvmlDeviceGetPciInfo(reader.handle))
+    return "" if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
+
+
+def _nvlink_ends(reader: Reader) -> list[str]:
+    """Return the remote end of each active NVLink: the PCI address of a GPU, or a switch."""
+    remote_ends = []
+    for link_index in range(reader.lib.NVML_NVLINK_MAX_LINKS):
+        link_state = reader.attempt(
+            partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link_index)
+        )
+        if isinstance(link_state, Unavailable):
+            break  # the GPU has no more links
+        if link_state == _NVLINK_ACTIVE:
+            remote_ends.append(_remote_end(reader, link_index))
+    return remote_ends
+
+
+def _remote_end(reader: Reader, link_index: int) -> str:
+    lib, handle = reader.lib, reader.handle
+    device_type = reader.attempt(
+        lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link_index)
+    )
+    if device_type != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
+        return _SWITCH
+    pci_info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link_index))
+    return _SWITCH if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
+
+
+def _count_links_between(
+    first_ends: list[str], second_ends: list[str], first_bus: str, second_bus: str
+) -> int:
+    """Return the number of NVLinks between two GPUs: direct ones, or else those that a switch can connect."""
+    direct_link_count = min(first_ends.count(second_bus), second_ends.count(first_bus))
+    return direct_link_count or min(first_ends.count(_SWITCH), second_ends.count(_SWITCH))
+
+
+def _text(nvml_text: Any) -> str:
+    return nvml_text.decode().lower() if isinstance(nvml_text, bytes) else str(nvml_text).lower()
+
+
+# --- The processes on a device, with their SM utilization, memory and runtime ----------------------
+
+# Suffixes of the function versions, newest first: nvidia-ml-py does not select the version that the driver
+# has.
+_FUNCTION_SUFFIXES = ("_v3", "_v2", "")
+_FUNCTION_BY_KIND = {
+    "compute": "nvmlDeviceGetComputeRunningProcesses",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+    "MPS": "nvmlDeviceGetMPSComputeRunningProcesses",
+}
+_OTHER_NAMESPACE = Unavailable("the pid belongs to the host or to another container")
+_MEMORY_NOT_REPORTED = Unavailable("the driver does not report memory per process (WDDM or WSL)")
+# If no process has used the SMs since the last sample, NVML returns NVML_SUCCESS with no sample, or
+# NVML_ERROR_NOT_FOUND.
+_NO_SAMPLE_CODES = (0, 6)
+# Index of the start time, field 22 of /proc/PID/stat, among the fields after the command, field 2
+# (proc_pid_stat(5)). It is in clock ticks since boot.
+_START_TIME_INDEX = 22 - 3
+
+
+def processes(
+    reader: Reader, *, proc_directory: Path = Path("/proc")
+) -> tuple[Process, ...] | Unavailable:
+    """Return the processes, sorted by kind and pid; Unavailable if NVML reports no kind of process."""
+    kinds_and_processes: list[tuple[str, Any]] = []
+    errors: list[Unavailable] = []
+    for kind, function in _FUNCTION_BY_KIND.items():
+        result = _running_processes(reader, function)
+        if isinstance(result, Unavailable):
+            errors.append(result)
+        else:
+            kinds_and_processes += ((kind, process) for process in result)
+    if len(errors) == len(_FUNCTION_BY_KIND):
+        return errors[0]
+    utilization = _sm_utilization(reader) if kinds_and_processes else {}
+    running_processes = (
+        _process(kind, process, utilization, proc_directory)
+        for kind, process in kinds_and_processes
+    )
+    return tuple(sorted(running_processes, key=lambda process: (process.kind, process.pid)))
+
+
+def _running_processes(reader: Reader, function_name: str) -> Any:
+    result: Any = Unavailable("this driver does not report processes")
+    for suffix in _FUNCTION_SUFFIXES:
+        nvml_function = getattr(reader.lib, function_name + suffix, None)
+        if nvml_function is not None:
+            result = reader.attempt(partial(nvml_function, reader.handle))
+            if not isinstance(result, Unavailable):
+                break
+    return result
+
+
+def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
+    """Return the SM utilization in percent of each process that has used the SMs, by pid.
+
+    NVML returns a sample for each process with a nonzero utilization (nvmlDeviceGetProcessUtilization).
+    """
+    try:
+        samples = reader.lib.nvmlDeviceGetProcessUtilization(reader.handle, 0)
+    except reader.lib.NVMLError as error:
+        return {} if error.value in _NO_SAMPLE_CODES else reader.reason(error.value)
+    except AttributeError:
+        return Unavailable("this nvidia-ml-py does not report utilization by process")
+    samples_by_time = sorted(samples, key=lambda sample: sample.timeStamp)
+    # Some drivers return samples without values; their utilization is above 100 %.
+    return {sample.pid: sample.smUtil for sample in samples_by_time if sample.smUtil <= 100}
+
+
+def _process(
+    kind: str, nvml_process: Any, utilization: Mapping[int, int] | Unavailable, proc_directory: Path
+) -> Process:
+    directory = proc_directory / str(nvml_process.pid)
+    used_bytes = nvml_process.usedGpuMemory
+    return Process(
+        pid=nvml_process.pid,
+        kind=kind,
+        used_bytes=_MEMORY_NOT_REPORTED if used_bytes is None else used_bytes,
+        name=_command_line(directory),
+        user=_user_name(directory),
+        sm_percent=utilization
+        if isinstance(utilization, Unavailable)
+        else utilization.get(nvml_process.pid, 0),
+        runtime_s=_runtime(directory, proc_directory),
+    )
+
+
+def _command_line(directory: Path) -> str | Unavailable:
+    try:
+        arguments = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return _OTHER_NAMESPACE
+    return " ".join(filter(None, arguments)) or _OTHER_NAMESPACE
+
+
+def _user_name(directory: Path) -> str | Unavailable:
+    try:
+        uid = os.stat(directory).st_uid
+    except OSError:
+        return _OTHER_NAMESPACE
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _runtime(directory: Path, proc_directory: Path) -> float | Unavailable:
+    """Return the seconds since a process started."""
+    try:
+        # The command is in parentheses, and may contain spaces and parentheses.
+        fields_after_command = (
+            directory.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
+        )
+        start_s = int(fields_after_command.split()[_START_TIME_INDEX]) / os.sysconf("SC_CLK_TCK")
+        return float(proc_directory.joinpath("uptime").read_text().split()[0]) - start_s
+    except (OSError, ValueError, IndexError):
+        return _OTHER_NAMESPACE

@@ -2,15 +2,271 @@
 
 from __future__ import annotations
 
+import ctypes
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.fields import INSTANCE_GROUP, Kind, NvmlField, nvml_fields
-from cudakit.gpu.nvml import names
-from cudakit.gpu.nvml.names import name_from
-from cudakit.gpu.nvml.reader import Call, Convert, FieldValue, Readings
 from cudakit.units import Unavailable
+
+# --- Read fields from NVML. If a call fails, only the fields of its result are Unavailable ---------
+
+# Codes of nvmlReturn_t (nvml.h).
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+UNKNOWN = 999
+
+_REASONS = {
+    1: "NVML is not initialized",
+    INVALID_ARGUMENT: "this driver does not support the query",
+    NOT_SUPPORTED: "not supported by this device",
+    NO_PERMISSION: "no permission",
+    6: "not found",
+    FUNCTION_NOT_FOUND: "this driver's NVML lacks the function",
+    GPU_IS_LOST: "the GPU has fallen off the bus",
+    16: "the GPU needs a reset",
+    17: "the operating system refuses access",
+    21: "no data",
+    25: "this driver's NVML has another version of the function",
+    27: "not ready",
+    UNKNOWN: "NVML returns Unknown Error",
+}
+# The member of nvmlValue_t that contains the value, by nvmlValueType_t.
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+# The class and the version constant of the structure that each function fills.
+STRUCTURES = {
+    "nvmlDeviceGetGpuFabricInfoV": ("c_nvmlGpuFabricInfoV_t", "nvmlGpuFabricInfo_v2"),
+    "nvmlDeviceGetSramEccErrorStatus": (
+        "c_nvmlEccSramErrorStatus_v1_t",
+        "nvmlEccSramErrorStatus_v1",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of nvidia-ml-py; text arguments are names of constants of that module."""
+
+    function: str
+    arguments: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """A value that NVML identifies by a field id; values are read in batches."""
+
+    identifier: str
+    scope: int = 0
+    # Whether to read the value alone, because the driver omits the value from batches.
+    read_alone: bool = False
+
+
+Convert: TypeAlias = Callable[[Any], Any]
+# The call and the conversion of its result for each field, by field name.
+Readings: TypeAlias = Mapping[str, tuple[Call | FieldValue, Convert]]
+
+
+@dataclass(slots=True)
+class Reader:
+    """Calls NVML for one device and caches the results."""
+
+    lib: Any  # the module pynvml, or a replacement with the same functions
+    handle: Any  # NVML's handle of the device
+    reasons: Mapping[int, str] = field(default_factory=dict)  # texts that replace those in _REASONS
+    is_lost: bool = False  # whether a call reported that the GPU has fallen off the bus
+    _results_by_call: dict[Call | FieldValue, Any] = field(default_factory=dict)
+
+    def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
+        """Return the fields of a table; ``names`` selects some of them. Missing values are Unavailable."""
+        selected_readings = {
+            name: pair for name, pair in readings.items() if not names or name in names
+        }
+        self._read_values(
+            [source for source, _ in selected_readings.values() if isinstance(source, FieldValue)]
+        )
+        return {name: self._field(*pair) for name, pair in selected_readings.items()}
+
+    def result(self, call: Call) -> Any:
+        """Return the raw result of a call, or Unavailable."""
+        if call not in self._results_by_call:
+            self._results_by_call[call] = self.attempt(lambda: self._run_call(call))
+        return self._results_by_call[call]
+
+    def attempt(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a function; Unavailable if the call fails or the function is missing."""
+        try:
+            return call()
+        except self.lib.NVMLError as error:
+            return self.reason(error.value)
+        except self.lib.NVMLLibraryMismatchError:
+            return self.reason(FUNCTION_NOT_FOUND)
+        except (AttributeError, TypeError, ctypes.ArgumentError):
+            # Names and signatures differ between releases of nvidia-ml-py.
+            return Unavailable("this nvidia-ml-py lacks the function")
+
+    def reason(self, code: int) -> Unavailable:
+        """Return the text that explains an error code of NVML."""
+        self.is_lost = self.is_lost or code == GPU_IS_LOST
+        text = self.reasons.get(code) or _REASONS.get(code)
+        return Unavailable(text or f"NVML returns {self.lib.NVMLError(code)}")
+
+    def _field(self, call: Call | FieldValue, convert: Convert) -> Field:
+        result = self._results_by_call[call] if isinstance(call, FieldValue) else self.result(call)
+        if isinstance(result, Unavailable):
+            return result
+        try:
+            converted_value: Field = convert(result)
+        except (ValueError, TypeError, IndexError) as error:
+            return Unavailable(f"the result of NVML cannot be converted: {error}")
+        return converted_value
+
+    def _run_call(self, call: Call) -> Any:
+        function = getattr(self.lib, call.function)
+        arguments = [self._constant(argument) for argument in call.arguments]
+        if call.function not in STRUCTURES:
+            return function(self.handle, *arguments)
+        name, version = STRUCTURES[call.function]
+        structure = getattr(self.lib, name)()
+        structure.version = getattr(self.lib, version)
+        function(self.handle, *arguments, ctypes.byref(structure))
+        return structure
+
+    def _constant(self, argument: str | int) -> Any:
+        return getattr(self.lib, argument) if isinstance(argument, str) else argument
+
+    def _read_values(self, field_values: list[FieldValue]) -> None:
+        missing_value = Unavailable("this nvidia-ml-py lacks the field id")
+        self._results_by_call |= dict.fromkeys(field_values, missing_value)
+        available_values = [
+            field_value for field_value in field_values if hasattr(self.lib, field_value.identifier)
+        ]
+        batched_values = [
+            field_value for field_value in available_values if not field_value.read_alone
+        ]
+        for batch in (
+            batched_values,
+            *([field_value] for field_value in available_values if field_value.read_alone),
+        ):
+            if batch:
+                self._read_batch(batch)
+
+    def _read_batch(self, batch: list[FieldValue]) -> None:
+        ids = [
+            (getattr(self.lib, field_value.identifier), field_value.scope) for field_value in batch
+        ]
+        values = self.attempt(lambda: self.lib.nvmlDeviceGetFieldValues(self.handle, ids))
+        for index, field_value in enumerate(batch):
+            is_unavailable = isinstance(values, Unavailable)
+            self._results_by_call[field_value] = (
+                values if is_unavailable else self._decode_value(values[index])
+            )
+
+    def _decode_value(self, value: Any) -> Any:
+        if value.nvmlReturn:
+            return self.reason(value.nvmlReturn)
+        if value.valueType >= len(_MEMBERS):
+            return Unavailable(f"the value has the unknown type {value.valueType}")
+        return getattr(value.value, _MEMBERS[value.valueType])
+
+
+# --- Names of the values of NVML's enumerations (nvml.h); a value that is not listed is "unknown" ---
+
+BRANDS = {
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "GRID",
+    5: "GeForce",
+    6: "Titan",
+    7: "vApps",
+    8: "vPC",
+    9: "vCS",
+    10: "vWS",
+    11: "Cloud Gaming",
+    12: "Quadro RTX",
+    13: "NVIDIA RTX",
+    14: "NVIDIA",
+    15: "GeForce RTX",
+    16: "Titan RTX",
+}
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+BUSES = {1: "PCI", 2: "PCIe", 3: "FPCI", 4: "AGP"}
+ADDRESSING_MODES = {0: "none", 1: "HMM", 2: "ATS"}
+VIRTUALIZATION_MODES = {0: "none", 1: "pass-through", 2: "vGPU", 3: "host vGPU", 4: "host vSGA"}
+HOST_VGPU_MODES = {0: "non-SR-IOV", 1: "SR-IOV"}
+OPERATION_MODES = {0: "all on", 1: "compute", 2: "low double precision"}
+FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
+POWER_SOURCES = {0: "mains", 1: "battery", 2: "undersized"}
+RECOVERY_ACTIONS = {
+    0: "none",
+    1: "reset the GPU",
+    2: "reboot the machine",
+    3: "drain peer-to-peer",
+    4: "drain and reset",
+    5: "recover the IMEX domain",
+    6: "reset the bus",
+    7: "reboot the system",
+}
+NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+P2P_STATES = {
+    0: "ok",
+    1: "the chipset does not support it",
+    2: "the GPU does not support it",
+    3: "the I/O hub's topology does not support it",
+    4: "disabled by a registry key",
+    5: "not supported",
+}
+# nvmlGpuTopologyLevel_t, abbreviated as in nvidia-smi topo.
+PATHS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+# nvmlClocksEventReason*, by bit.
+CLOCK_EVENT_REASONS = {
+    0x1: "idle",
+    0x2: "application clocks setting",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake slowdown",
+    0x100: "display clock setting",
+}
+
+
+def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
+    """Return a function that converts a number to its name."""
+
+    def convert(number: int) -> str:
+        return names.get(int(number), f"unknown ({number})")
+
+    return convert
+
+
+def clock_event_reasons(mask: int) -> tuple[str, ...]:
+    """Return the name of each bit that is set: the reasons for the current clocks."""
+    reasons = [text for bit, text in CLOCK_EVENT_REASONS.items() if mask & bit]
+    unknown_bits = mask & ~sum(CLOCK_EVENT_REASONS)
+    return (*reasons, f"unknown ({unknown_bits:#x})") if unknown_bits else tuple(reasons)
+
 
 _KIB = 2**10
 _MIB = 2**20
@@ -53,30 +309,30 @@ _CONVERSION_BY_UNIT: Mapping[str, Convert] = {
     "J": _divide_by_1000,
 }
 _CONVERSION_BY_NAME: Mapping[str, Convert] = {
-    "brand": name_from(names.BRANDS),
-    "architecture": name_from(names.ARCHITECTURES),
+    "brand": name_from(BRANDS),
+    "architecture": name_from(ARCHITECTURES),
     "compute_capability": lambda pair: f"{pair[0]}.{pair[1]}",
     "board_id": hex,
-    "bus": name_from(names.BUSES),
+    "bus": name_from(BUSES),
     "cpu_affinity": cpu_ranges,
-    "addressing_mode": name_from(names.ADDRESSING_MODES),
-    "power_source": name_from(names.POWER_SOURCES),
-    "nvlink_version": name_from(names.NVLINK_VERSIONS),
-    "fabric_state": name_from(names.FABRIC_STATES),
+    "addressing_mode": name_from(ADDRESSING_MODES),
+    "power_source": name_from(POWER_SOURCES),
+    "nvlink_version": name_from(NVLINK_VERSIONS),
+    "fabric_state": name_from(FABRIC_STATES),
     "fabric_cluster_uuid": _cluster_uuid,
     "fabric_health_mask": hex,
-    "compute_mode": name_from(names.COMPUTE_MODES),
-    "virtualization_mode": name_from(names.VIRTUALIZATION_MODES),
-    "host_vgpu_mode": name_from(names.HOST_VGPU_MODES),
-    "operation_mode": name_from(names.OPERATION_MODES),
+    "compute_mode": name_from(COMPUTE_MODES),
+    "virtualization_mode": name_from(VIRTUALIZATION_MODES),
+    "host_vgpu_mode": name_from(HOST_VGPU_MODES),
+    "operation_mode": name_from(OPERATION_MODES),
     "instance_memory_bytes": lambda size: size * _MIB,
     "clocks_memory_supported_mhz": tuple,
-    "clock_event_reasons_supported": names.clock_event_reasons,
+    "clock_event_reasons_supported": clock_event_reasons,
     "performance_state": "P{}".format,
-    "clock_event_reasons": names.clock_event_reasons,
+    "clock_event_reasons": clock_event_reasons,
     "nvlink_sent_bytes": lambda size: size * _KIB,
     "nvlink_received_bytes": lambda size: size * _KIB,
-    "recovery_action": name_from(names.RECOVERY_ACTIONS),
+    "recovery_action": name_from(RECOVERY_ACTIONS),
 }
 
 

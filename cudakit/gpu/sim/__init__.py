@@ -6,7 +6,7 @@ Time is virtual: durations are estimates, not measurements.
 
 from __future__ import annotations
 
-from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.gpu.api.arrays import Launch, host_kernel
 from cudakit.gpu.sim.device import Sim
 
 __all__ = ["Launch", "Sim", "host_kernel"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr, Stream
-from cudakit.gpu.api.elements import (
+from cudakit.gpu.api.arrays import (
     BF16,
     ELEMENTS,
     FP16,
@@ -25,10 +25,11 @@ from cudakit.gpu.api.elements import (
     Bits,
     Element,
     Floats,
+    Launch,
     decode,
     encode,
 )
-from cudakit.gpu.api.facts import DeviceFacts
+from cudakit.gpu.api.facts import Capability, DeviceFacts
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
     MAX_SIMULATED_EDGE,
@@ -40,8 +41,6 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never_over,
 )
-from cudakit.gpu.api.host_kernels import Launch
-from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.calls import (
     CHOOSES_ITSELF,
     USE_CUBLASLT,

@@ -23,6 +23,7 @@ import numpy as np
 
 from cudakit.errors import CollectiveError, CudaError, Unsupported
 from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.arrays import Launch, decode, encode
 from cudakit.gpu.api.collectives import (
     REDUCTIONS,
     ROOT,
@@ -30,8 +31,6 @@ from cudakit.gpu.api.collectives import (
     CollectiveLibraryName,
     bus_factor,
 )
-from cudakit.gpu.api.elements import decode, encode
-from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimPeers
 from cudakit.gpu.sim.streams import SimStreams

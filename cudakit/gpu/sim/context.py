@@ -13,8 +13,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from cudakit.errors import CudaError, EnvironmentUnusable
-from cudakit.gpu.api.facts import CudaView, DeviceFacts
-from cudakit.gpu.architectures import Capability
+from cudakit.gpu.api.facts import Capability, CudaView, DeviceFacts
 from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.recorder import (

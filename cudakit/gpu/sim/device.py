@@ -7,13 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from cudakit.errors import CudaError, StorageError, Unsupported, UsageError
-from cudakit.gpu.api import LEGACY, HandleKind, Memory, Ptr
+from cudakit.gpu.api import LEGACY, HandleKind, Memory, Ptr, Storage, StoragePath
+from cudakit.gpu.api.arrays import HostKernel
 from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
-from cudakit.gpu.api.gemm import Blas, Library
-from cudakit.gpu.api.host_kernels import HostKernel
-from cudakit.gpu.api.operations import ArrayLibraryName, OperationLibrary
-from cudakit.gpu.api.storage import Storage, StoragePath
+from cudakit.gpu.api.gemm import ArrayLibraryName, Blas, Library, OperationLibrary
 from cudakit.gpu.device import Device
 from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim.context import Context, driver_call

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
+from cudakit.gpu.device import Handles
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.gpu.sim.streams import (

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
-from cudakit.gpu.api.host_kernels import HostKernel, registered_kernels
+from cudakit.gpu.api.arrays import HostKernel, registered_kernels
+from cudakit.gpu.device import Handles, check_arguments
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import Handles, check_arguments
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import Bytes, Heap, Span
 from cudakit.gpu.sim.schedule import Job, Outcome, Poll

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
+from cudakit.gpu.device import check_size, pop_allocation
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.schedule import Engine, Job, Outcome

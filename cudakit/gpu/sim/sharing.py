@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from cudakit.errors import CudaError, Unsupported
-from cudakit.gpu import file_descriptors
 from cudakit.gpu.api import (
     HANDLE_BYTES,
     Backing,
@@ -21,8 +20,8 @@ from cudakit.gpu.api import (
     Ptr,
     ShareableHandle,
 )
+from cudakit.gpu.device import Handles, closed_error, ended_error, pop_allocation
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import Handles, pop_allocation
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import Bytes, Heap, Region, SimMemory, SimPeers, new_bytes
 from cudakit.gpu.sim.streams import SimStreams
@@ -360,10 +359,10 @@ class SimIpc:
                 )
             return self._virtual.backing_of(physical_memory)
         if handle.process not in self.registry.alive_processes:
-            raise file_descriptors.ended_error(handle.process)
+            raise ended_error(handle.process)
         physical_memory = self.registry.descriptors.get(handle)
         if physical_memory is None:
-            raise file_descriptors.closed_error(handle)
+            raise closed_error(handle)
         return self._virtual.backing_of(physical_memory)
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
+from cudakit.gpu.device import Handles
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace import events as trace_events

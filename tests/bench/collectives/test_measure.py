@@ -18,6 +18,7 @@ from cudakit.bench.spec import NcclSpec
 from cudakit.bench.workloads.nccl import make_collective
 from cudakit.errors import CollectiveError, InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.arrays import ELEMENTS
 from cudakit.gpu.api.collectives import (
     OPERATIONS,
     Collective,
@@ -26,7 +27,6 @@ from cudakit.gpu.api.collectives import (
     Communicator,
     bus_factor,
 )
-from cudakit.gpu.api.elements import ELEMENTS
 from cudakit.gpu.machine import open_machine
 from cudakit.gpu.run_context import gather
 from cudakit.gpu.sim import Sim

@@ -14,8 +14,8 @@ from cudakit.bench.collectives.patterns import (
     input_chunks,
 )
 from cudakit.errors import Unsupported
+from cudakit.gpu.api.arrays import ELEMENTS, Element, decode
 from cudakit.gpu.api.collectives import OPERATIONS, Collective
-from cudakit.gpu.api.elements import ELEMENTS, Element, decode
 
 collectives = st.builds(
     Collective,

@@ -16,8 +16,8 @@ from cudakit.bench.report import present
 from cudakit.bench.report.baselines import relative_rate
 from cudakit.bench.report.nvbench import nvbench
 from cudakit.bench.result import BenchResult, CaseResult
+from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
-from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Document, Note, Table, Text, Value

@@ -14,9 +14,9 @@ from cudakit.bench.pipeline import run
 from cudakit.bench.tuning.search import Limits
 from cudakit.bench.tuning.tune import tune, tuning_machine
 from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.gpu.api.run_context import RunContext
-from cudakit.gpu.open import open_gpu
+from cudakit.gpu.machine import open_gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from cudakit.bench.tuning.search import Limits
 from cudakit.bench.tuning.tune import tune, tuning_machine
 from cudakit.bench.tuning.tuned import Tuned
 from cudakit.errors import InputError, Unsupported, UsageError
+from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
-from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

@@ -7,7 +7,7 @@ import pytest
 from devices.doctor import machines
 from devices.doctor.machines import Machine
 
-from cudakit.gpu.api.run_context import RunContext
+from cudakit.gpu.api.facts import RunContext
 
 
 @pytest.fixture

@@ -9,22 +9,23 @@ from typing import Any, TypeAlias
 
 from cudakit.devices.doctor.check import Finding, Status
 from cudakit.devices.doctor.checks import find_check
-from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Telemetry
-from cudakit.gpu.api.run_context import (
+from cudakit.gpu.api.facts import (
     Build,
+    CudaView,
+    DeviceFacts,
     DeviceNode,
     Distribution,
     Driver,
     Host,
     Library,
     Limits,
+    NvmlView,
     RunContext,
     Software,
+    Telemetry,
 )
-from cudakit.gpu.run_context.driver import read_driver
-from cudakit.gpu.run_context.files import Files
-from cudakit.gpu.run_context.host import read_host
-from cudakit.gpu.run_context.software import read_software
+from cudakit.gpu.host import Files, read_driver, read_host
+from cudakit.gpu.run_context import read_software
 from cudakit.units import Unavailable
 
 DRIVER = "580.159.04"

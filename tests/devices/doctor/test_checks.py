@@ -39,7 +39,7 @@ from cudakit.devices.doctor.checks import (
     versions,
 )
 from cudakit.errors import UsageError
-from cudakit.gpu.api.run_context import Library, RunContext
+from cudakit.gpu.api.facts import Library, RunContext
 from cudakit.units import Unavailable
 
 CHECKS = list(checks_by_id().values())

@@ -25,8 +25,7 @@ from devices.doctor.machines import (
     without_driver,
 )
 
-from cudakit.gpu.api.facts import DeviceFacts
-from cudakit.gpu.api.run_context import DeviceNode, Library
+from cudakit.gpu.api.facts import DeviceFacts, DeviceNode, Library
 from cudakit.units import Unavailable
 
 WSL = {"/proc/sys/kernel/osrelease": "5.15.167.4-microsoft-standard-WSL2"}

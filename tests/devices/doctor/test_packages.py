@@ -20,7 +20,7 @@ from devices.doctor.machines import (
     run_check,
 )
 
-from cudakit.gpu.api.run_context import Distribution, Library
+from cudakit.gpu.api.facts import Distribution, Library
 from cudakit.units import Unavailable
 
 OLD = cuda(driver_version=(12, 4))

@@ -23,7 +23,7 @@ from cudakit.devices.doctor.report import (
     redact_value,
     report,
 )
-from cudakit.gpu.api.run_context import Library
+from cudakit.gpu.api.facts import Library
 from cudakit.report import console
 from cudakit.report.document import Document, Facts, Note, Section, Table, Text
 from cudakit.report.json import render

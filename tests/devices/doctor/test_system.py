@@ -22,7 +22,7 @@ from devices.doctor.machines import (
 )
 
 from cudakit.devices.doctor.check import Status
-from cudakit.gpu.api.run_context import SHARED_MEMORY, Library, Limits, Mount, RunContext
+from cudakit.gpu.api.facts import SHARED_MEMORY, Library, Limits, Mount, RunContext
 from cudakit.gpu.machine import open_machine
 from cudakit.gpu.run_context import gather_all
 from cudakit.units import Unavailable

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
+from cudakit.gpu.api.facts import Capability
 from cudakit.gpu.api.gemm import Algorithm, BindableGemmPlan, Gemm, GemmSettings
-from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.cublaslt import Choices, CublasLt, configurations, round_robin
 from cudakit.gpu.blas.descriptors import (
     IN_COMPUTE_TYPE,

@@ -13,7 +13,7 @@ import pytest
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Gpu, Ptr, Stream
-from cudakit.gpu.api.elements import FP32, FP64, INT32, Element, decode, encode
+from cudakit.gpu.api.arrays import FP32, FP64, INT32, Element, decode, encode
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
     EPILOGUES,
@@ -27,7 +27,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Matrix,
 )
-from cudakit.gpu.open import open_gpu
+from cudakit.gpu.machine import open_gpu
 from cudakit.units import Unavailable
 
 pytestmark = pytest.mark.gpu

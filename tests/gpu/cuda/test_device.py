@@ -15,7 +15,7 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.cuda.device import Cuda
 from cudakit.gpu.cuda.driver import check, cu
-from cudakit.gpu.handles import Handles
+from cudakit.gpu.device import Handles
 
 
 def child(script: str) -> str:
@@ -50,7 +50,7 @@ def test_handles_are_cleared_newest_first() -> None:
 
 def test_importing_gpu_modules_loads_no_driver() -> None:
     script = """
-import cudakit, cudakit.gpu.cuda.device, cudakit.gpu.cuda.current, cudakit.gpu.open, cudakit.gpu.compile
+import cudakit, cudakit.gpu.cuda.current, cudakit.gpu.cuda.device, cudakit.gpu.machine, cudakit.gpu.compile
 print("libcuda" in open("/proc/self/maps").read())
 """
     assert child(script) == "False"

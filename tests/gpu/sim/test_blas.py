@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cudakit.bench.roofline import Limit, Work, limit, matrix_kind
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.elements import (
+from cudakit.gpu.api.arrays import (
     BF16,
     FP8_E4M3,
     FP8_E5M2,

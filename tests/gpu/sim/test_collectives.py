@@ -12,8 +12,8 @@ import pytest
 
 from cudakit.errors import CollectiveError, CudaError, Unsupported
 from cudakit.gpu.api import LEGACY
+from cudakit.gpu.api.arrays import BF16, FP32, decode, encode
 from cudakit.gpu.api.collectives import OPERATIONS, Collective, Communicator, bus_factor
-from cudakit.gpu.api.elements import BF16, FP32, decode, encode
 from cudakit.gpu.sim import Sim
 
 COUNT = 6

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cudakit.errors import NO_DRIVER
-from cudakit.gpu.api.attributes import Attribute, attributes
-from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field
-from cudakit.gpu.architectures import Capability
+from cudakit.gpu.api.facts import Capability, CudaView, DeviceFacts, Field
+from cudakit.gpu.api.fields import Attribute, attributes
 from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
@@ -33,7 +32,7 @@ _ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 # cuInit can take seconds without persistence mode.
 DEFAULT_SECONDS = 30
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = Path(__file__).with_name("probe_child.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.gpu.api.elements import (
+from cudakit.gpu.api.arrays import (
     BF16,
     ELEMENTS,
     FP8_E4M3,

@@ -13,11 +13,11 @@ import pytest
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import DescriptorHandle, ProcessId
-from cudakit.gpu.file_descriptors import duplicate, this_process
+from cudakit.gpu.device import duplicate, this_process
 
 CHILD = """
 import os, sys
-from cudakit.gpu.file_descriptors import this_process
+from cudakit.gpu.device import this_process
 read, write = os.pipe()
 os.write(write, b"from the child")
 process = this_process()

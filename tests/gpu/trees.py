@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cudakit.gpu.run_context.files import Files
+from cudakit.gpu.host import Files
 
 
 def tree(root: Path, **contents: str) -> Files:

@@ -10,7 +10,7 @@ import pytest
 
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.dlpack import capsule_of, view_of_capsule
+from cudakit.gpu.device_array import capsule_of, view_of_capsule
 
 CPU = (1, 0)
 
