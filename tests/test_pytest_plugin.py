@@ -13,7 +13,7 @@ pytest_plugins = ["pytester"]
 
 SUITE = """
 import pytest
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 def step(ordered):
     gpu = open_gpu("sim")

@@ -19,7 +19,7 @@ from cudakit.allocator.pools import GraphMemory, HeldPool, MemPool, PoolError
 from cudakit.allocator.upstream import CaptureGraph, GpuHostUpstream, GpuUpstream
 from cudakit.errors import EnvironmentUnusable, Unsupported, UsageError
 from cudakit.gpu.api import Gpu, IpcHandle, MemoryInfo, Ptr
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.torch_rules.oom import PoolId
 from cudakit.torch_rules.setting_keys import SettingRefused
 from cudakit.torch_rules.settings import effective, parse_config

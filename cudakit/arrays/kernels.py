@@ -316,7 +316,7 @@ def _layout_key(value: Operand) -> object:
 @cache
 def _open_by_name(name: str) -> Gpu:
     """Return the device with a name. All calls return one object, so that their arrays can be combined."""
-    from cudakit.gpu.machine import open_gpu
+    from cudakit.gpu.open import open_gpu
 
     return open_gpu(name)
 

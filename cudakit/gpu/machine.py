@@ -11,7 +11,6 @@ from time import time_ns
 from typing import TypeVar
 
 from cudakit.errors import InputError, UsageError
-from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Machine, NvmlView, Process, Telemetry
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.gpu.probe import Probe, start_probe
@@ -212,28 +211,3 @@ def loads(text: str, *, name: str = "record") -> Record:
         return from_plain(Record, json.loads(text), strict=True)
     except ValueError as error:
         raise InputError(f"{name} is not a recorded machine: {error}") from error
-
-
-# --- Opens the device for a value of ``--gpu`` -----------------------------------------------------
-
-
-def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
-    """Open a real device (``auto``, ``cuda``) or a simulated one (``sim``, ``sim:MODEL``).
-
-    ``ordinal`` is the CUDA device index. ``auto`` never falls back to simulation. Raises EnvironmentUnusable
-    without a GPU, UsageError for an unknown name or model.
-    """
-    device_kind, _, model = name.partition(":")
-    if device_kind == "sim":
-        from cudakit.gpu.sim import Sim
-
-        return Sim(model or DEFAULT_MODEL, ordinal=ordinal)
-    if name not in ("auto", "cuda"):
-        raise unknown_choice(name)
-    return _open_cuda(ordinal)
-
-
-def _open_cuda(ordinal: int) -> Gpu:
-    from cudakit.gpu.cuda.device import Cuda
-
-    return Cuda(ordinal)

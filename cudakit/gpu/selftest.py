@@ -97,7 +97,7 @@ def child() -> None:
 
 def _open_all_devices() -> list[Gpu]:
     from cudakit.gpu.cuda.driver import check, cu
-    from cudakit.gpu.machine import open_gpu
+    from cudakit.gpu.open import open_gpu
 
     first_gpu = open_gpu("cuda", 0)
     device_count = int(check(cu.cuDeviceGetCount()))

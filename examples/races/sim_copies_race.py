@@ -1,6 +1,6 @@
 """One stream copies to a device buffer; another fills it without waiting (simulated device)."""
 
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 SIZE = 1 << 20
 

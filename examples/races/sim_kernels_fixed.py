@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import host_kernel
 
 COUNT = 1000

@@ -5,7 +5,7 @@ Each kernel runs as a Python function that changes simulated memory as the kerne
 
 import numpy as np
 
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import host_kernel
 
 COUNT = 1000

@@ -1,6 +1,6 @@
 """Memory is freed on one stream, which waits for the fill on another one (simulated device)."""
 
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 SIZE = 1 << 20
 

@@ -1,6 +1,6 @@
 """Memory is freed on one stream while a fill on another one may still run (simulated device)."""
 
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 SIZE = 1 << 20
 

@@ -14,7 +14,7 @@ import cudakit
 from cudakit.api.allocator import CachingAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.torch_rules.settings import Settings
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ RECEIVER = """
 import sys
 import cudakit
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 gpu = open_gpu("cuda")
 allocator = cudakit.CachingAllocator(gpu, settings=sys.argv[1])

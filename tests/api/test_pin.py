@@ -15,7 +15,7 @@ import pytest
 import cudakit
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 
 @pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -13,7 +13,7 @@ HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 STEP = """
 import threading
 import cudakit
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 def step(*, ordered=False):
     gpu = open_gpu("sim")

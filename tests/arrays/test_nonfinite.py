@@ -19,7 +19,7 @@ from cudakit.arrays.nonfinite import NonFinite, NonFiniteKernels
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 
 FLOATS = ("float16", "float32", "float64")

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from functools import partial, reduce
 
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from fakesim import SIZE, Library
 
 gpu = open_gpu("sim")

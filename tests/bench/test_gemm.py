@@ -18,7 +18,7 @@ from cudakit.bench.roofline import Limit, Work
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

@@ -210,7 +210,7 @@ def test_invalid_option_is_rejected(options: dict[str, Any], message: str) -> No
 
 @pytest.fixture
 def real_device() -> Iterator[Gpu]:
-    from cudakit.gpu.machine import open_gpu
+    from cudakit.gpu.open import open_gpu
 
     with closing(open_gpu("cuda")) as gpu:
         yield gpu

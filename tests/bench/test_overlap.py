@@ -21,7 +21,7 @@ from cudakit.bench.result import BenchResult
 from cudakit.bench.timer import MAX_QUEUED
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

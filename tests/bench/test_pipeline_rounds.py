@@ -21,7 +21,7 @@ from cudakit.bench.prepare import prepare
 from cudakit.bench.timer import Timer
 from cudakit.bench.warm_up import warm_up
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
 

@@ -20,7 +20,7 @@ from cudakit.trace.kinds import MemoryKind
 
 SIMULATED = """
 import numpy as np
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import host_kernel
 
 COUNT = 1 << 16

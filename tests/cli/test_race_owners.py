@@ -27,7 +27,7 @@ Races: TypeAlias = dict[str, set[str]]
 
 ONE_RACE_OF_LIBRARY = """
 from fakesim import SIZE, Library
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 gpu = open_gpu("sim")
 library = Library(gpu)

@@ -18,7 +18,7 @@ HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 PROGRAM = """
 import sys
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 gpu = open_gpu("sim")
 upload, clearing = gpu.stream(), gpu.stream()

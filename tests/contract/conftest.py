@@ -11,7 +11,7 @@ from contract.kernels import SOURCE
 from contract.workbench import Workbench
 
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]
 

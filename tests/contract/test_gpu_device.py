@@ -10,7 +10,7 @@ from contract.workbench import Workbench, refused
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu
 from cudakit.gpu.driver_errors import Status
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 
 def test_facts_include_device_name(gpu: Gpu) -> None:

@@ -12,7 +12,7 @@ from contract.workbench import refused
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.driver_errors import Status
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 MIB = 1 << 20
 PEER = 1

@@ -12,7 +12,7 @@ from contract.workbench import Workbench
 import cudakit
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 pytestmark = pytest.mark.gpu
 

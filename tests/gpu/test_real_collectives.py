@@ -9,7 +9,7 @@ from invocation import Cli
 
 from cudakit.errors import CudakitError
 from cudakit.gpu.collectives import load_nccl
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 pytestmark = pytest.mark.gpu
 

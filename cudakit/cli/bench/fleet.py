@@ -190,7 +190,8 @@ def measure_gpu(
     """
     from cudakit.bench.suite import SuiteSpec, check_health
     from cudakit.errors import CudakitError
-    from cudakit.gpu.machine import open_gpu, open_machine
+    from cudakit.gpu.machine import open_machine
+    from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather
     from cudakit.report.json import render, render_error
 

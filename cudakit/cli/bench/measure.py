@@ -89,7 +89,8 @@ def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | Non
 @contextmanager
 def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunContext]]:
     """Open a device, show a progress line, and gather the run context; signals interrupt between samples."""
-    from cudakit.gpu.machine import open_gpu, open_machine
+    from cudakit.gpu.machine import open_machine
+    from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather
 
     run_context = gather(open_machine(gpu), variables=dict(os.environ), command=_command())

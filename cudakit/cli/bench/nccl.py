@@ -215,7 +215,7 @@ class _Session:
 def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: OutputOptions) -> int:
     """Measure on all ranks, write the report, and return the exit code."""
     from cudakit.bench.collectives.measure import measure_collectives
-    from cudakit.gpu.machine import open_gpu
+    from cudakit.gpu.open import open_gpu
 
     with open_outputs(output) as outputs:
         with (
@@ -373,7 +373,7 @@ def _count_devices(machine: Machine) -> int:
 def _device_opener(gpu: str, local_rank: int, device_count: int) -> Callable[[], Gpu]:
     """Return a function that opens the device of a rank; simulated devices can have several ranks."""
     from cudakit.errors import InputError
-    from cudakit.gpu.machine import open_gpu
+    from cudakit.gpu.open import open_gpu
 
     if local_rank < device_count or gpu.startswith("sim"):
         return partial(open_gpu, gpu, local_rank % device_count)

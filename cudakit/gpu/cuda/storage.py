@@ -40,7 +40,7 @@ _KERNEL_MODULES = Path("/proc/modules")
 _OPEN_FILE = """
 import sys
 from cudakit.gpu.cuda.storage import open_once
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 open_once(open_gpu("cuda"), sys.argv[1])
 """
 _OPEN_TIMEOUT_S = 60.0

@@ -22,7 +22,7 @@ from cudakit.allocator.pinned import BackgroundThread, CachingHostAllocator, Out
 from cudakit.allocator.upstream import GpuHostUpstream
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.torch_rules.settings import Settings
 

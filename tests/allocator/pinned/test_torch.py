@@ -14,7 +14,7 @@ from cudakit.allocator.pinned import CachingHostAllocator
 from cudakit.allocator.upstream import GpuHostUpstream
 from cudakit.api.allocator import CachingAllocator
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 PROGRAM = (
     *(("alloc", "a", 3 * MIB), ("alloc", "b", 100), ("alloc", "c", 4 * MIB), ("free", "a", 0)),

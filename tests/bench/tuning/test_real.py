@@ -16,7 +16,7 @@ from cudakit.bench.tuning.tune import tune, tuning_machine
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -27,7 +27,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Matrix,
 )
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.units import Unavailable
 
 pytestmark = pytest.mark.gpu

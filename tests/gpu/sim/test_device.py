@@ -11,7 +11,8 @@ from gpu.kernels import ONE_THREAD, SimBench
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.machine import models, open_gpu
+from cudakit.gpu.machine import models
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Launch, Sim, host_kernel
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"

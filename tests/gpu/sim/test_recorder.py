@@ -14,7 +14,7 @@ import pytest
 from gpu.kernels import ONE_THREAD, SimBench
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
-from cudakit.gpu.machine import open_gpu
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.recorder import PROCESS_VARIABLE, SPOOL_VARIABLE, attach_to_spool
 from cudakit.stacks import Frame, Stack
