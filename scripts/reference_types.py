@@ -68,7 +68,7 @@ def schema_of(result: type) -> str:
     schema = getattr(result, "schema", None)
     if isinstance(schema, str):
         return schema
-    prefix = "DIFF_" if result.__name__ == "DiffResult" else ""
+    prefix = {"DiffResult": "DIFF_", "WhatIfResult": "WHAT_IF_"}.get(result.__name__, "")
     return str(getattr(sys.modules[result.__module__], f"{prefix}SCHEMA"))
 
 
