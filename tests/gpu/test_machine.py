@@ -21,10 +21,10 @@ from cudakit.gpu.machine import (
     loads,
     model_record,
     models,
-    open_gpu,
     open_machine,
     record,
 )
+from cudakit.gpu.open import open_gpu
 from cudakit.gpu.probe import start_probe
 from cudakit.units import Unavailable
 
