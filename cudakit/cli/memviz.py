@@ -40,16 +40,6 @@ if TYPE_CHECKING:
 
 # Formats of the report on snapshots; comparisons and replays have the common formats only.
 _FORMATS = (*COMMON_FORMATS, *ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
-# Options of earlier versions, with the formats that they wrote.
-_OLD_FORMAT_OPTIONS = MappingProxyType(
-    {
-        "html": "html",
-        "csv": "csv",
-        "perfetto": "perfetto.json",
-        "collapsed": "collapsed",
-        "speedscope": "speedscope.json",
-    }
-)
 
 
 def _parse_moment(text: str) -> str | int:
@@ -135,7 +125,6 @@ _DIFF_OPTIONS = option_group(
         help="With --diff: exit with 1 if requested memory grew by more than PERCENT, at the peak or at the "
         "end. Example: growth:5%.",
     ),
-    option("--fail-on-growth", "old_limit", type=percent, metavar="RATIO", hidden=True),
 )
 _WHAT_IF_OPTIONS = option_group(
     "Replay",
@@ -169,7 +158,6 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_options
 @output_options(
     _FORMATS,
-    old=_OLD_FORMAT_OPTIONS,
     format_limits=f"With --diff or --what-if: {suffixes(COMMON_FORMATS)}.",
 )
 def memviz(
@@ -178,7 +166,6 @@ def memviz(
     top: int,
     before: str | None,
     limit: float | None,
-    old_limit: float | None,
     settings: tuple[str, ...],
     memory: int | None,
     output: OutputOptions,
@@ -207,7 +194,6 @@ def memviz(
     _refuse_options_without_effect(
         "--what-if" if settings else "--diff" if before else "--summary" if summary else ""
     )
-    limit = old_limit if limit is None else limit
     if memory == 0:
         raise click.UsageError("--what-if-limit must be at least 1 byte")
     if settings:

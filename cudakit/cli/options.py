@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import click
@@ -312,74 +311,56 @@ def percent(text: str) -> float:
 def output_options(
     formats: Sequence[str],
     *,
-    old: Mapping[str, str] = MappingProxyType({}),
     report_stream: str = "standard output",
     format_limits: str = "",
 ) -> Decorator:
     """Add ``--json -o -f -q`` to a command, which receives them as the keyword ``output: OutputOptions``.
 
-    ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
     ``report_stream`` is the stream to which the command writes its report and its JSON document.
     ``format_limits`` is a sentence of the help of ``-o`` on options with fewer formats.
     """
+    limits_text = f"{format_limits} " if format_limits else ""
+    stream_text = "" if report_stream == "standard output" else f" on {report_stream}"
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def call_with_options(
             *, json: bool, paths: tuple[str, ...], force: bool, quiet: bool, **other_options: Any
         ) -> Any:
-            targets = [Target(path) for path in paths]
-            for name, suffix in old.items():
-                targets += [Target(path, suffix) for path in other_options.pop(f"{name}_files")]
             output = OutputOptions(
-                json, tuple(targets), force, quiet, tuple(formats), report_stream
+                json, tuple(map(Target, paths)), force, quiet, tuple(formats), report_stream
             )
             return command(output=output, **other_options)
 
         options = option_group(
             OUTPUT,
-            *_output_decorators(formats, report_stream, format_limits),
-            *map(_old_option, old),
+            option(
+                "-o",
+                "--output",
+                "paths",
+                type=FILE,
+                metavar="FILE",
+                multiple=True,
+                help=f"Write the report to FILE instead of the terminal; - is {report_stream}. The suffix "
+                f"selects the format: {suffixes(formats)}. {limits_text}Repeatable.",
+            ),
+            option("-f", "--force", is_flag=True, help="Replace existing files."),
+            option(
+                "--json",
+                "json",
+                is_flag=True,
+                help=f"Print the result, or the error, as one JSON document{stream_text}.",
+            ),
+            option(
+                "-q",
+                "--quiet",
+                is_flag=True,
+                help="Print only the verdict, the findings and the main figures, one line each.",
+            ),
         )
         return with_options(options, call_with_options)
 
     return add_options
-
-
-def _output_decorators(
-    formats: Sequence[str], report_stream: str, format_limits: str
-) -> tuple[Decorator, ...]:
-    limits_text = f"{format_limits} " if format_limits else ""
-    stream_text = "" if report_stream == "standard output" else f" on {report_stream}"
-    return (
-        option(
-            "-o",
-            "--output",
-            "paths",
-            type=FILE,
-            metavar="FILE",
-            multiple=True,
-            help=f"Write the report to FILE instead of the terminal; - is {report_stream}. The suffix "
-            f"selects the format: {suffixes(formats)}. {limits_text}Repeatable.",
-        ),
-        option("-f", "--force", is_flag=True, help="Replace existing files."),
-        option(
-            "--json",
-            "json",
-            is_flag=True,
-            help=f"Print the result, or the error, as one JSON document{stream_text}.",
-        ),
-        option(
-            "-q",
-            "--quiet",
-            is_flag=True,
-            help="Print only the verdict, the findings and the main figures, one line each.",
-        ),
-    )
-
-
-def _old_option(name: str) -> Decorator:
-    return option(f"--{name}", f"{name}_files", type=FILE, multiple=True, hidden=True)
 
 
 def _gpu_choices() -> list[str]:

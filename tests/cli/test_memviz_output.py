@@ -14,10 +14,7 @@ from memory.load import files
 from memory.load.files import pickled
 
 OOM = Path(__file__).parents[1] / "data" / "oom.pkl.gz"
-EXPORTS = ["--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
 SUFFIXES = ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
-# An option and a file name.
-OUTPUTS = [*((option, "output") for option in EXPORTS), *(("-o", f"output.{s}") for s in SUFFIXES)]
 
 
 @pytest.fixture
@@ -104,35 +101,33 @@ def test_json_is_printed_in_addition_to_files(cli: Cli, snapshot: Path, tmp_path
     assert run.stdout == target.read_text()
 
 
-@pytest.mark.parametrize("option", OUTPUTS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_existing_file_is_replaced_only_by_force(
-    cli: Cli, snapshot: Path, tmp_path: Path, option: tuple[str, str]
+    cli: Cli, snapshot: Path, tmp_path: Path, suffix: str
 ) -> None:
-    target = tmp_path / option[1]
+    target = tmp_path / f"output.{suffix}"
     target.write_text("mine")
-    assert "exists" in usage_error(cli, snapshot, option[0], target)
+    assert "exists" in usage_error(cli, snapshot, "-o", target)
     assert target.read_text() == "mine"
-    assert cli("memviz", snapshot, option[0], target, "--force").exit_code == 0
+    assert cli("memviz", snapshot, "-o", target, "--force").exit_code == 0
     assert target.read_text() != "mine"
 
 
-@pytest.mark.parametrize("option", OUTPUTS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("place", [".", "nowhere"])
 def test_unwritable_output_is_a_usage_error(
-    cli: Cli, snapshot: Path, tmp_path: Path, option: tuple[str, str], place: str
+    cli: Cli, snapshot: Path, tmp_path: Path, suffix: str, place: str
 ) -> None:
-    target = tmp_path / place / option[1]
+    target = tmp_path / place / f"output.{suffix}"
     if place == ".":
         target.mkdir()
-    usage_error(cli, snapshot, option[0], target)
+    usage_error(cli, snapshot, "-o", target)
 
 
-@pytest.mark.parametrize("option", OUTPUTS)
-def test_format_of_a_file_follows_its_suffix_or_its_old_option(
-    cli: Cli, tmp_path: Path, option: tuple[str, str]
-) -> None:
-    target = tmp_path / option[1]
-    run = cli("memviz", OOM, option[0], target)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_format_of_a_file_follows_its_suffix(cli: Cli, tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"output.{suffix}"
+    run = cli("memviz", OOM, "-o", target)
     assert (run.exit_code, run.stdout) == (0, "")
     text = target.read_text()
     assert text.endswith("\n")
@@ -146,22 +141,24 @@ def test_format_of_a_file_follows_its_suffix_or_its_old_option(
         "md": "# GPU memory of",
         "txt": "GPU memory of",
     }
-    form = option[0].strip("-") if len(option[0]) > 2 else option[1].split(".")[1]
+    form = suffix.split(".")[0]
     assert text.startswith(starts[form])
     if starts[form].startswith("{"):
         assert json.loads(text)
 
 
 def test_all_exports_can_be_written_at_once(cli: Cli, tmp_path: Path) -> None:
-    arguments = [part for option in EXPORTS for part in (option, tmp_path / option)]
+    names = [f"output.{suffix}" for suffix in SUFFIXES]
+    arguments = [part for name in names for part in ("-o", tmp_path / name)]
     assert cli("memviz", OOM, *arguments, "--json").exit_code == 0
-    assert {path.name for path in tmp_path.iterdir()} == set(EXPORTS)
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
 def test_perfetto_export_without_a_trace_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "segments.pkl"
     path.write_bytes(pickled(files.segments()))
-    usage_error(cli, path, "-o", tmp_path / "report.txt", "--perfetto", tmp_path / "trace")
+    trace = tmp_path / "trace.perfetto.json"
+    usage_error(cli, path, "-o", tmp_path / "report.txt", "-o", trace)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -223,7 +220,7 @@ def test_full_disk_is_an_environment_error(command: list[str], snapshot: Path) -
 
 def test_csv_has_a_row_per_allocation(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
     target = tmp_path / "allocations.csv"
-    cli("memviz", snapshot, "--csv", target)
+    cli("memviz", snapshot, "-o", target)
     allocations = [entry for entry in files.trace() if entry["action"] == "alloc"]
     assert len(target.read_text().splitlines()) == 1 + len(allocations)
 

@@ -116,10 +116,10 @@ class Page(HTMLParser):
 @EVERY
 def test_page_has_no_element_from_untrusted_text(cli: Cli, tmp_path: Path, text: str) -> None:
     target = tmp_path / "page.html"
-    run(cli, tmp_path, "plain", "-q", "--json", "--html", target)
+    run(cli, tmp_path, "plain", "-q", "--json", "-o", target)
     plain_page = target.read_text()
     plain = Page(plain_page)
-    run(cli, tmp_path, text, "-q", "--json", "--html", target, "--force")
+    run(cli, tmp_path, text, "-q", "--json", "-o", target, "--force")
     page = target.read_text()
     assert Page(page).shape <= plain.shape | {("details", ""), ("summary", ""), ("td", "title")}
     assert page.lower().count("<script") == plain_page.lower().count("<script")
@@ -129,11 +129,12 @@ def test_page_has_no_element_from_untrusted_text(cli: Cli, tmp_path: Path, text:
 
 @EVERY
 def test_exports_escape_untrusted_text(cli: Cli, tmp_path: Path, text: str) -> None:
-    targets = {name: tmp_path / name for name in ("csv", "perfetto", "collapsed", "speedscope")}
-    options = [part for name, path in targets.items() for part in (f"--{name}", path)]
+    suffixes = ("csv", "perfetto.json", "collapsed", "speedscope.json")
+    targets = {suffix: tmp_path / f"report.{suffix}" for suffix in suffixes}
+    options = [part for path in targets.values() for part in ("-o", path)]
     run(cli, tmp_path, text, "-q", "--json", *options)
-    json.loads(targets["perfetto"].read_text())
-    json.loads(targets["speedscope"].read_text())
+    json.loads(targets["perfetto.json"].read_text())
+    json.loads(targets["speedscope.json"].read_text())
     with targets["csv"].open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) >= 2

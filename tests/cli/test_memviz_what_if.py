@@ -46,7 +46,7 @@ def test_memviz_what_if_returns_the_result_of_the_command(cli: Cli) -> None:
 
 def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "what-if.html"
-    run = cli("memviz", OOM, "--what-if", GROWS, "--html", page)
+    run = cli("memviz", OOM, "--what-if", GROWS, "-o", page)
 
     assert run.exit_code == 0
     assert "would have let the failed request succeed" in page.read_text(encoding="utf-8")
@@ -80,7 +80,6 @@ def test_limit_that_the_report_recommends_is_enough_in_a_replay(cli: Cli, snapsh
         (("--what-if", "", "--at", "end"), "--what-if replays the whole trace; remove --at"),
         (("--what-if", "", "--top", "3"), "--what-if shows all rows of its tables; remove --top"),
         (("--what-if", "", "-o", "all.csv"), "cannot write all.csv: this report has no format"),
-        (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),
         (("--what-if", "", "--what-if-limit", "lots"), "lots"),
         (("--what-if-limit", "1GiB"), "needs --what-if"),
         (("--what-if", "", "--what-if-limit", "0"), "--what-if-limit must be at least 1 byte"),

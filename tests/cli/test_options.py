@@ -14,7 +14,7 @@ from cudakit.gpu.machine import models
 @click.command
 @click.option("--limit", type=byte_size)
 @click.option("--growth", type=percent)
-@output_options(("json", "html"), old={"html": "html"})
+@output_options(("json", "html"))
 def probe(**values: Any) -> dict[str, Any]:
     return values
 
@@ -41,10 +41,6 @@ def test_output_options_are_passed_as_one_value() -> None:
 def test_help_names_each_simulated_machine(cli: Cli) -> None:
     help_text = cli("devices", "--help").stdout
     assert [model for model in models() if model not in help_text] == []
-
-
-def test_option_of_earlier_versions_writes_its_format_whatever_the_suffix() -> None:
-    assert parsed("--html", "page")["output"].targets == (Target("page", "html"),)
 
 
 def test_json_and_a_report_on_standard_output_exclude_each_other() -> None:
