@@ -3,17 +3,16 @@
 from collections.abc import Callable
 
 from cudakit.sanitize.conflicts import ConflictChecker, GraphAccesses
-from cudakit.sanitize.ordering import Call, Clock, MemoryAccess, Release
+from cudakit.sanitize.ordering import Call, Clock, ClockPosition, MemoryAccess, Release
 from cudakit.sanitize.races import Allocation
 from cudakit.sanitize.records import AccessRows
-from cudakit.sanitize.shadow import ClockPosition
 
 # The limits of shadow.py.
 MAX_POINTER_STATES: int
 MAX_STRIDED_STATES: int
 
 class NativeShadow:
-    """An implementation of ``shadow_memory.Shadow``.
+    """``shadow.PythonShadow`` in C.
 
     The checker must not call this object. Raises RuntimeError if it does.
     """

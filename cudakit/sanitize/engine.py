@@ -24,6 +24,7 @@ from cudakit.sanitize.ordering import (
     WRITE,
     Call,
     Clock,
+    ClockPosition,
     MemoryAccess,
     Stream,
     StreamOrder,
@@ -40,8 +41,8 @@ from cudakit.sanitize.races import (
     RaceKind,
 )
 from cudakit.sanitize.records import AccessRows, RecordBatch, sorted_by_call
-from cudakit.sanitize.shadow import MAX_RANGE_STATES, ClockPosition, Shadow, new_shadow
-from cudakit.sanitize.unrecorded import CheckedShadow, PossibleAccesses, UnrecordedLaunches
+from cudakit.sanitize.shadow import MAX_RANGE_STATES, new_shadow
+from cudakit.sanitize.unrecorded import CheckedShadow, PossibleAccesses
 from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
@@ -53,100 +54,6 @@ from cudakit.trace.kinds import (
 )
 from cudakit.trace.names import RangeTracker
 from cudakit.trace.trace_file import ADDRESS_END, Records
-
-
-class RaceDescriber:
-    """Converts conflicts to races: adds the kind, the allocation and the last synchronization."""
-
-    def __init__(
-        self, stream_order: StreamOrder, driver_allocations: Allocations, pool_blocks: Allocations
-    ) -> None:
-        self._stream_order = stream_order
-        self._driver_allocations = driver_allocations
-        self._pool_blocks = pool_blocks
-
-    def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
-        """Return the race of a conflict. Call it before later work is enqueued."""
-        previous_access, current_access = conflict.previous_access, conflict.current_access
-        pool_block = self._pool_blocks.find(conflict.lo)
-        return Race(
-            kind=_race_kind(previous_access, current_access, pool_block),
-            confidence=conflict.confidence,
-            lo=conflict.lo,
-            hi=conflict.hi,
-            current=_operation(current_access, strings),
-            previous=_operation(previous_access, strings),
-            allocation=pool_block or self._driver_allocations.find(conflict.lo),
-            last_sync=self._stream_order.last_sync(
-                current_access.call.stream, previous_access.call.stream, previous_access.slot
-            ),
-            is_approximate=conflict.is_approximate,
-        )
-
-
-def _race_kind(
-    previous_access: MemoryAccess, current_access: MemoryAccess, pool_block: Allocation | None
-) -> RaceKind:
-    if EventKind.FREE in (previous_access.call.kind, current_access.call.kind):
-        return RaceKind.USE_AFTER_FREE
-    if previous_access.call.kind == EventKind.ALLOC:
-        return RaceKind.USE_BEFORE_ALLOCATION
-    if 0 in (previous_access.call.stream, current_access.call.stream):
-        return RaceKind.HOST
-    if pool_block is not None and previous_access.call.seq < pool_block.seq:
-        return RaceKind.REUSE
-    if not _counts_as_write(previous_access, current_access):
-        return RaceKind.WRITE_AFTER_READ
-    return (
-        RaceKind.WRITE_AFTER_WRITE
-        if _counts_as_write(current_access, previous_access)
-        else RaceKind.READ_AFTER_WRITE
-    )
-
-
-def _counts_as_write(access: MemoryAccess, other_access: MemoryAccess) -> bool:
-    """Return whether an access of a race counts as a write; ``other_access`` is the other access of the race.
-
-    An assumed access may be a read or a write. If the other access is exact, the assumed access
-    counts as a write if the exact one is a read, because one of the two must be a write.
-    """
-    if access.precision >= ASSUMED > other_access.precision:
-        return not other_access.mode & WRITE
-    return bool(access.mode & ~AccessMode.READ)
-
-
-def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
-    call = access.call
-    return Operation(
-        seq=call.seq,
-        kind=EventKind(call.kind),
-        name=strings[call.name] if call.name < len(strings) else "",
-        stream=call.stream,
-        context=call.context,
-        device=call.device,
-        thread=call.thread,
-        site=call.site,
-        program_call=call.program_call,
-        capturing_call=call.capturing_call,
-        mode=AccessMode(access.mode),
-        precision=Precision(access.precision),
-        lo=access.lo,
-        hi=access.hi,
-        graph=call.graph,
-        node=call.node,
-        ranges=tuple(_open_ranges(call, strings)),
-        collective=call.collective,
-        from_template=call.kind == EventKind.LAUNCH and call.template_id != 0,
-        accessed_bytes=access.accessed_bytes,
-        launch_site=call.launch_site,
-    )
-
-
-def _open_ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
-    """Yield the NVTX ranges that were open at a call, outermost first."""
-    for open_range in reversed(list(call.innermost_range or ())):
-        yield NamedRange(strings[open_range.name], strings[open_range.domain])
-
 
 _LAUNCH: Final = int(EventKind.LAUNCH)
 _AccessHandler: TypeAlias = Callable[[AccessRows], None]
@@ -188,19 +95,10 @@ class Engine:
         self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
-        self._unrecorded = UnrecordedLaunches(self._report_unverified)
-        accesses = new_shadow(
-            ConflictChecker(self._report_conflict),
-            find_possible_races=report_possible,
-            native=native,
-        )
-        self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
+        checker = ConflictChecker(self._report_conflict)
+        stored = new_shadow(checker, find_possible_races=report_possible, native=native)
+        self._shadow = shadow = CheckedShadow(stored, self._report_unverified)
         self._allocation_events = AllocationEvents(stream_order, shadow)
-        self._describer = RaceDescriber(
-            stream_order,
-            self._allocation_events.driver_allocations,
-            self._allocation_events.pool_blocks,
-        )
         self._syncs = SyncTracker(stream_order, self.gap_counts)
         self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gap_counts)
         self._collectives = CollectiveTracker(
@@ -315,29 +213,20 @@ class Engine:
         graph_launch = self._graphs.current_launch
         self._graphs.finish_launch()
         if graph_launch is not None and graph_launch.call.seq in self._possible_accesses:
-            self._add_unrecorded(graph_launch.call, graph_launch)
+            self._add_unrecorded(graph_launch.call, graph_launch.position)
 
     def _add_unrecorded(self, call: Call, position: ClockPosition) -> None:
         """Check and add the possible accesses of a launch that was not recorded."""
         accesses = self._possible_accesses[call.seq]
-        allocation_at = self._allocation_events.innermost_at
-        self._unrecorded.check_earlier_work(call, position, accesses, allocation_at, self._shadow)
-        self._unrecorded.add(call, position.slot, position.tick, accesses, allocation_at)
+        self._shadow.add_unrecorded(call, position, accesses, self._allocation_events.innermost_at)
 
     def _report_unverified(self, conflict: Conflict) -> None:
-        previous_call, current_call = conflict.previous_access.call, conflict.current_access.call
-        sides = (
-            previous_call.kind,
-            previous_call.name,
-            previous_call.site,
-            current_call.kind,
-            current_call.name,
-            current_call.site,
-        )
+        calls = conflict.previous_access.call, conflict.current_access.call
+        sides = tuple(number for call in calls for number in (call.kind, call.name, call.site))
         if sides not in self._unverified_race_by_key and not are_peer_kernels(
-            previous_call, current_call, self._strings
+            *calls, self._strings
         ):
-            self._unverified_race_by_key[sides] = self._describer.describe(conflict, self._strings)
+            self._unverified_race_by_key[sides] = self._race(conflict)
 
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""
@@ -364,14 +253,31 @@ class Engine:
         coverage.count_accesses(batch.precision_counts)
 
     def _report_conflict(self, conflict: Conflict) -> None:
-        if are_peer_kernels(
-            conflict.previous_access.call, conflict.current_access.call, self._strings
-        ):
+        calls = conflict.previous_access.call, conflict.current_access.call
+        if are_peer_kernels(*calls, self._strings):
             self.gap_counts[PEER_KERNELS] += 1
         elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
-            self._races.append(self._describer.describe(conflict, self._strings))
+            self._races.append(self._race(conflict))
+
+    def _race(self, conflict: Conflict) -> Race:
+        """Return the race of a conflict. Call it before later work is enqueued."""
+        previous, current = conflict.previous_access, conflict.current_access
+        pool_block = self._allocation_events.pool_blocks.find(conflict.lo)
+        return Race(
+            kind=_race_kind(previous, current, pool_block),
+            confidence=conflict.confidence,
+            lo=conflict.lo,
+            hi=conflict.hi,
+            current=_operation(current, self._strings),
+            previous=_operation(previous, self._strings),
+            allocation=self._allocation_events.innermost_at(conflict.lo),
+            last_sync=self._stream_order.last_sync(
+                current.call.stream, previous.call.stream, previous.slot
+            ),
+            is_approximate=conflict.is_approximate,
+        )
 
     def _prune_states(self) -> None:
         """Remove the states that no race can involve any more, once there are many states."""
@@ -384,21 +290,24 @@ class Engine:
         if past_clock != self._pruned_clock:  # an equal clock leaves nothing to remove
             self._pruned_clock = past_clock
             self._shadow.prune(past_clock)
-            self._unrecorded.prune(past_clock)
             self._syncs.prune()
             self._graphs.prune()
-        if self._shadow.range_state_count > self._max_range_states:
-            self._shadow.coarsen(
+        if self._shadow.stored.range_state_count > self._max_range_states:
+            self._shadow.stored.coarsen(
                 self._allocation_events.driver_allocations.find, self._max_range_states
             )
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
     def _state_count(self) -> int:
-        shadow = self._shadow
-        state_count = shadow.range_state_count + shadow.pointer_state_count
-        state_count += shadow.strided_state_count
-        return state_count + len(self._syncs) + len(self._unrecorded)
+        stored = self._shadow.stored
+        return (
+            stored.range_state_count
+            + stored.pointer_state_count
+            + stored.strided_state_count
+            + self._shadow.possible_count
+            + len(self._syncs)
+        )
 
     def _add_gap(self, _: Call, reason_index: int, event_count: int) -> None:
         self.gap_counts[self._strings[reason_index]] += event_count
@@ -442,6 +351,67 @@ class Engine:
             EventKind.COMMUNICATOR: self._collectives.add_communicator,
             EventKind.COLLECTIVE: self._collectives.add_collective,
         }
+
+
+def _race_kind(
+    previous_access: MemoryAccess, current_access: MemoryAccess, pool_block: Allocation | None
+) -> RaceKind:
+    if EventKind.FREE in (previous_access.call.kind, current_access.call.kind):
+        return RaceKind.USE_AFTER_FREE
+    if previous_access.call.kind == EventKind.ALLOC:
+        return RaceKind.USE_BEFORE_ALLOCATION
+    if 0 in (previous_access.call.stream, current_access.call.stream):
+        return RaceKind.HOST
+    if pool_block is not None and previous_access.call.seq < pool_block.seq:
+        return RaceKind.REUSE
+    if not _counts_as_write(previous_access, current_access):
+        return RaceKind.WRITE_AFTER_READ
+    return (
+        RaceKind.WRITE_AFTER_WRITE
+        if _counts_as_write(current_access, previous_access)
+        else RaceKind.READ_AFTER_WRITE
+    )
+
+
+def _counts_as_write(access: MemoryAccess, other_access: MemoryAccess) -> bool:
+    """Return whether an access of a race counts as a write; ``other_access`` is the other access of the race.
+
+    An assumed access may be a read or a write. If the other access is exact, the assumed access
+    counts as a write if the exact one is a read, because one of the two must be a write.
+    """
+    if access.precision >= ASSUMED > other_access.precision:
+        return not other_access.mode & WRITE
+    return bool(access.mode & ~AccessMode.READ)
+
+
+def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
+    call = access.call
+    return Operation(
+        seq=call.seq,
+        kind=EventKind(call.kind),
+        name=strings[call.name] if call.name < len(strings) else "",
+        stream=call.stream,
+        context=call.context,
+        device=call.device,
+        thread=call.thread,
+        site=call.site,
+        program_call=call.program_call,
+        capturing_call=call.capturing_call,
+        mode=AccessMode(access.mode),
+        precision=Precision(access.precision),
+        lo=access.lo,
+        hi=access.hi,
+        graph=call.graph,
+        node=call.node,
+        ranges=tuple(
+            NamedRange(strings[open_range.name], strings[open_range.domain])
+            for open_range in reversed(list(call.innermost_range or ()))
+        ),
+        collective=call.collective,
+        from_template=call.kind == EventKind.LAUNCH and call.template_id != 0,
+        accessed_bytes=access.accessed_bytes,
+        launch_site=call.launch_site,
+    )
 
 
 # --- Add the accesses of allocations, launches, copies and fills, and apply the waits that they imply ---
@@ -494,7 +464,7 @@ class AllocationEvents:
     the allocation and before the free (CUDA Driver API, "Stream Ordered Memory Allocator").
     """
 
-    def __init__(self, stream_order: StreamOrder, shadow: Shadow) -> None:
+    def __init__(self, stream_order: StreamOrder, shadow: CheckedShadow) -> None:
         self.driver_allocations = Allocations()
         self.pool_blocks = Allocations()
         self._stream_order = stream_order
@@ -539,7 +509,7 @@ class AllocationEvents:
         stream = self._stream_order.enqueue(call)
         if stream is None or lo >= hi:
             return
-        for release in self._shadow.free_releases(lo, hi):
+        for release in self._shadow.stored.free_releases(lo, hi):
             stream.acquire(release, None)
         self._shadow.clear(lo, hi)
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
@@ -605,7 +575,7 @@ class StreamWork:
     def __init__(
         self,
         stream_order: StreamOrder,
-        shadow: Shadow,
+        shadow: CheckedShadow,
         driver_allocations: Allocations,
         coverage: Coverage,
         *,

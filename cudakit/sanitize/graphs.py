@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from cudakit.sanitize.conflicts import GraphAccesses, NodeAccesses, NodeOrder
-from cudakit.sanitize.ordering import ASSUMED, SUMMARY, Call, Clock, Release, StreamOrder
+from cudakit.sanitize.ordering import ASSUMED, SUMMARY, Call, Release, StreamOrder
 from cudakit.sanitize.races import Coverage, LaunchPrecision, Sync, SyncKind
 from cudakit.sanitize.records import (
     AccessRows,
@@ -21,7 +20,7 @@ from cudakit.sanitize.records import (
     rows_by_node,
     without_common_fields,
 )
-from cudakit.sanitize.shadow import Shadow
+from cudakit.sanitize.unrecorded import CheckedShadow
 from cudakit.trace.kinds import EventKind, NodeType
 
 _EVENT_KINDS = {
@@ -33,9 +32,6 @@ _EVENT_KINDS = {
     NodeType.HOST_CALL: EventKind.HOST_CALL,
     NodeType.MEMOP: EventKind.MEMOP,
 }
-
-
-_EVENT: Final = SyncKind.EVENT  # a variable is faster than an attribute of an enumeration
 
 
 @dataclass(slots=True)
@@ -136,9 +132,7 @@ class GraphLaunch:
 
     call: Call
     graph: int  # number of the graph
-    slot: int
-    tick: int
-    clock: Clock
+    position: Release  # the clock before the launch, and the tick of all its nodes
     # The records of the template of the launch, with 0 in their common fields; None without a template.
     template_rows: bytes | None = None
     # The records of the accesses that nodes performed in this launch.
@@ -205,7 +199,7 @@ class GraphTracker:
     def __init__(
         self,
         stream_order: StreamOrder,
-        shadow: Shadow,
+        shadow: CheckedShadow,
         coverage: Coverage,
         gap_counts: Counter[str],
     ) -> None:
@@ -248,7 +242,7 @@ class GraphTracker:
             return
         if executable in self._last_launches:
             release, earlier_call = self._last_launches[executable]
-            sync = Sync(_EVENT, earlier_call.seq, earlier_call.site, call.seq, call.site)
+            sync = Sync(SyncKind.EVENT, earlier_call.seq, earlier_call.site, call.seq, call.site)
             stream.acquire(release, sync)
         if not self._graph(graph):
             self._gap_counts[UNKNOWN_GRAPH] += 1
@@ -256,9 +250,9 @@ class GraphTracker:
         stream.release()
         clock = stream.clock.copy()
         clock[stream.slot] = stream.tick - 1
-        self.current_launch = GraphLaunch(
-            call, graph, stream.slot, stream.tick, clock, self.template_rows.get(call.seq)
-        )
+        position = Release(stream.slot, stream.tick, clock, stream.tick_syncs)
+        template_rows = self.template_rows.get(call.seq)
+        self.current_launch = GraphLaunch(call, graph, position, template_rows)
         self._stream_order.enqueue(call)
         self._last_launches[executable] = stream.release(), call
 
@@ -275,8 +269,7 @@ class GraphTracker:
         accesses = self._cache.accesses_of(graph_launch, self._graph(graph_launch.graph))
         for launch_precision, kernel_count in accesses.kernel_counts:
             self._coverage.count(launch_precision, kernel_count)
-        self._shadow.checker.node_order = accesses.order
-        self._shadow.add_graph_launch(accesses, graph_launch.call, graph_launch)
+        self._shadow.add_graph_launch(accesses, graph_launch.call, graph_launch.position)
 
     def forget(self, graph: int, executable: int) -> None:
         """Remove a graph and, unless it is 0, an executable graph, neither of which is launched any more."""

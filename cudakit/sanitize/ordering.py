@@ -93,6 +93,10 @@ class Timeline:
         self.tick_syncs = self.tick_syncs + [None] * new_slot_count
 
 
+# The slot, the tick and the clock of an operation.
+ClockPosition: TypeAlias = Timeline | Release
+
+
 # Plain integers are faster to compare than enumerations, and the kinds below are compared for every
 # record.
 READ: Final = int(AccessMode.READ)
@@ -162,27 +166,6 @@ class MemoryAccess:
     mode: int  # value of an AccessMode
     precision: int  # value of a Precision
     accessed_bytes: int = 0  # number of accessed bytes of a strided access; 0 for other accesses
-
-
-def are_equivalent(first_access: MemoryAccess | None, second_access: MemoryAccess | None) -> bool:
-    """Return whether two accesses race with the same accesses, and are reported in the same way.
-
-    ``native/access.c`` has the same rule.
-    """
-    if first_access is second_access:
-        return True
-    if first_access is None or second_access is None:
-        return False
-    if first_access.tick == NEVER:
-        return False  # the next allocation of the memory is ordered after this free, not after another one
-    return (
-        (first_access.slot, first_access.tick, first_access.mode, first_access.precision)
-        == (second_access.slot, second_access.tick, second_access.mode, second_access.precision)
-        and (first_access.call.kind, first_access.call.name, first_access.call.site)
-        == (second_access.call.kind, second_access.call.name, second_access.call.site)
-        and (first_access.call.program_call, first_access.call.node)
-        == (second_access.call.program_call, second_access.call.node)
-    )
 
 
 _BLOCKING_FLAGS: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)

@@ -11,13 +11,12 @@ A launch that could not be recorded, but is not ordered after earlier work, is a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.sanitize.conflicts import Conflict, ConflictChecker, GraphAccesses
+from cudakit.sanitize.conflicts import Conflict, GraphAccesses
 from cudakit.sanitize.ordering import (
     ASSUMED,
     ATOMIC,
@@ -25,12 +24,12 @@ from cudakit.sanitize.ordering import (
     WRITE,
     Call,
     Clock,
+    ClockPosition,
     MemoryAccess,
-    Release,
 )
-from cudakit.sanitize.races import Allocation, Confidence
+from cudakit.sanitize.races import Confidence
 from cudakit.sanitize.records import AccessRows
-from cudakit.sanitize.shadow import AllocationAt, ClockPosition, Shadow, strided_range
+from cudakit.sanitize.shadow import AllocationAt, Shadow, strided_range
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.trace_file import RECORD, view
 
@@ -47,144 +46,135 @@ class PossibleAccess(NamedTuple):
 PossibleAccesses: TypeAlias = Mapping[int, Sequence[PossibleAccess]]
 
 
-@dataclass(slots=True, eq=False)
-class _PossibleRange:
-    """The bytes that a launch may have accessed."""
+class CheckedShadow:
+    """A shadow memory that also checks each access against launches that were not recorded.
 
-    lo: int
-    hi: int
-    mode: int
-    slot: int  # slot of the launch's stream
-    tick: int  # tick of the launch on the timeline of its stream
-    call: Call
+    Only the last of these launches are kept, by the slot of their stream and the bytes they may access.
+    """
 
-
-class UnrecordedLaunches:
-    """The last launches that were not recorded, by the slot of their stream and the bytes they may access."""
-
-    def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
+    def __init__(self, stored: Shadow, on_conflict: Callable[[Conflict], None]) -> None:
+        self.stored = stored
         self._on_conflict = on_conflict
-        self._ranges_by_slot: dict[int, dict[tuple[int, int], _PossibleRange]] = {}
+        # By pointer and mode: an access that the last launch may have made to the bytes behind the pointer.
+        self._possible_by_slot: dict[int, dict[tuple[int, int], MemoryAccess]] = {}
         self._last_tick_by_slot: dict[int, int] = {}  # tick of the last launch of each slot
 
-    def __len__(self) -> int:
-        """Return the number of ranges that are stored."""
-        return sum(map(len, self._ranges_by_slot.values()))
+    @property
+    def possible_count(self) -> int:
+        """The number of possible accesses that are kept."""
+        return sum(map(len, self._possible_by_slot.values()))
 
     def add(
-        self,
-        call: Call,
-        slot: int,
-        tick: int,
-        accesses: Sequence[PossibleAccess],
-        allocation_at: AllocationAt,
+        self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
     ) -> None:
-        """Add a launch. ``allocation_at`` returns the allocation or pool block that contains an address."""
-        ranges = self._ranges_by_slot.setdefault(slot, {})
-        for pointer, mode, _ in accesses:
-            if allocation := allocation_at(pointer):
-                hi = allocation.address + allocation.size_bytes
-                ranges[pointer, mode] = _PossibleRange(pointer, hi, mode, slot, tick, call)
-                self._last_tick_by_slot[slot] = tick
+        """Check an access for races, and store it. An access with several elements is strided."""
+        self._check(access, clock, stride, element_count)
+        self.stored.add(access, clock, stride, element_count)
 
-    def check_earlier_work(
+    def add_free(self, access: MemoryAccess, clock: Clock) -> None:
+        """Check and store a stream-ordered free. Each later access to the bytes is a race."""
+        self._check(access, clock)
+        self.stored.add_free(access, clock)
+
+    def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
+        """Check and store the accesses of a launch."""
+        self._check_rows(rows, call, position)
+        self.stored.add_all(rows, call, position)
+
+    def add_graph_launch(
+        self, accesses: GraphAccesses, launch: Call, position: ClockPosition
+    ) -> None:
+        """Check and store the accesses of a graph launch."""
+        if any(tick > position.clock[slot] for slot, tick in self._last_tick_by_slot.items()):
+            for call, rows in accesses.calls_in_launch(launch):
+                self._check_rows(rows, call, position)
+        self.stored.checker.node_order = accesses.order
+        self.stored.add_graph_launch(accesses, launch, position)
+
+    def add_unrecorded(
         self,
         call: Call,
         position: ClockPosition,
         accesses: Sequence[PossibleAccess],
         allocation_at: AllocationAt,
-        shadow: Shadow,
     ) -> None:
-        """Check the possible accesses of a launch that may not be ordered after earlier work.
+        """Add a launch that was not recorded; check it first if it may not be ordered after earlier work.
 
-        ``shadow`` has the accesses of earlier work.
+        ``allocation_at`` returns the allocation or pool block that contains an address.
         """
         for pointer, mode, is_unordered in accesses:
-            if not is_unordered or not (allocation := allocation_at(pointer)):
+            if not (allocation := allocation_at(pointer)):
                 continue
-            hi = allocation.address + allocation.size_bytes
-            possible = MemoryAccess(position.slot, position.tick, call, pointer, hi, mode, ASSUMED)
-            for earlier in shadow.find_unordered(pointer, hi, mode, position.clock):
-                if earlier.precision < ASSUMED and earlier.call.seq != call.seq:
-                    lo, end = max(pointer, earlier.lo), min(hi, earlier.hi)
-                    conflict = Conflict(earlier, possible, lo, end, Confidence.POSSIBLE, False)
-                    self._on_conflict(conflict)
+            slot, hi = position.slot, allocation.address + allocation.size_bytes
+            possible = MemoryAccess(slot, position.tick, call, pointer, hi, mode, ASSUMED)
+            if is_unordered:
+                for earlier in self.stored.find_unordered(pointer, hi, mode, position.clock):
+                    if earlier.precision < ASSUMED and earlier.call.seq != call.seq:
+                        self._report(earlier, possible)
+            self._possible_by_slot.setdefault(slot, {})[pointer, mode] = possible
+            self._last_tick_by_slot[slot] = position.tick
 
-    def has_unordered(self, clock: Clock) -> bool:
-        """Return whether a launch may not happen before work with this clock."""
-        return any(tick > clock[slot] for slot, tick in self._last_tick_by_slot.items())
+    def clear(self, lo: int, hi: int) -> None:
+        """Remove all accesses to the bytes from ``lo`` up to ``hi``, which were freed."""
+        for accesses in self._possible_by_slot.values():
+            for key in [key for key in accesses if lo <= key[0] < hi]:
+                del accesses[key]
+        self.stored.clear(lo, hi)
 
-    def check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
-        """Check the accesses of a launch."""
-        unordered_ranges = self._unordered_ranges(position.clock)
-        if not unordered_ranges:
+    def prune(self, past_clock: Clock) -> None:
+        """Remove the accesses that all future work happens after."""
+        self.stored.prune(past_clock)
+        remaining_by_slot = {
+            slot: {
+                key: access for key, access in accesses.items() if access.tick > past_clock[slot]
+            }
+            for slot, accesses in self._possible_by_slot.items()
+        }
+        self._possible_by_slot = {
+            slot: accesses for slot, accesses in remaining_by_slot.items() if accesses
+        }
+        self._last_tick_by_slot = {
+            slot: self._last_tick_by_slot[slot] for slot in self._possible_by_slot
+        }
+
+    def _check(
+        self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
+    ) -> None:
+        unordered = self._unordered(clock)
+        if unordered and access.precision < ASSUMED and access.lo < access.hi:
+            rows = strided_range(access.lo, access.hi, stride, element_count)
+            for possible in unordered:
+                if _modes_conflict(access.mode, possible.mode) and rows.overlap_with_bounds(
+                    possible.lo, possible.hi
+                ):
+                    self._report(possible, access)
+
+    def _check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
+        unordered = self._unordered(position.clock)
+        if not unordered:
             return
         records = np.frombuffer(rows, RECORD)
         accesses = view(records[records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
         accesses = accesses[(accesses["precision"] < ASSUMED) & (accesses["lo"] < accesses["hi"])]
-        for possible_range in unordered_ranges:
-            if (row := _first_conflict(accesses, possible_range)) is not None:
+        for possible in unordered:
+            if (row := _first_conflict(accesses, possible)) is not None:
                 lo, hi, mode = int(row["lo"]), int(row["hi"]), int(row["mode"])
                 access = MemoryAccess(position.slot, position.tick, call, lo, hi, mode, EXACT)
-                self._report(possible_range, access)
+                self._report(possible, access)
 
-    def check(self, access: MemoryAccess, clock: Clock, stride: int, element_count: int) -> None:
-        """Check one access."""
-        unordered_ranges = self._unordered_ranges(clock)
-        if not unordered_ranges or access.precision >= ASSUMED or access.lo >= access.hi:
-            return
-        strided_set = strided_range(access.lo, access.hi, stride, element_count)
-        for possible_range in unordered_ranges:
-            if _modes_conflict(
-                access.mode, possible_range.mode
-            ) and strided_set.overlap_with_bounds(possible_range.lo, possible_range.hi):
-                self._report(possible_range, access)
-
-    def clear(self, lo: int, hi: int) -> None:
-        """Forget the launches that may access the bytes from ``lo`` up to ``hi``, which were freed."""
-        for ranges in self._ranges_by_slot.values():
-            for range_key in [range_key for range_key in ranges if lo <= range_key[0] < hi]:
-                del ranges[range_key]
-
-    def prune(self, past_clock: Clock) -> None:
-        """Forget the launches that all future work happens after."""
-        for slot, ranges in self._ranges_by_slot.items():
-            self._ranges_by_slot[slot] = {
-                range_key: possible_range
-                for range_key, possible_range in ranges.items()
-                if possible_range.tick > past_clock[slot]
-            }
-        self._ranges_by_slot = {
-            slot: ranges for slot, ranges in self._ranges_by_slot.items() if ranges
-        }
-        self._last_tick_by_slot = {
-            slot: self._last_tick_by_slot[slot] for slot in self._ranges_by_slot
-        }
-
-    def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
-        """Return the ranges of launches that do not happen before work with this clock."""
-        if not self._last_tick_by_slot:
-            return []
-        slots = [slot for slot, tick in self._last_tick_by_slot.items() if tick > clock[slot]]
+    def _unordered(self, clock: Clock) -> list[MemoryAccess]:
+        """List the possible accesses of launches that do not happen before work with this clock."""
         return [
-            possible_range
-            for slot in slots
-            for possible_range in self._ranges_by_slot[slot].values()
-            if possible_range.tick > clock[slot]
+            possible
+            for slot, last_tick in self._last_tick_by_slot.items()
+            if last_tick > clock[slot]
+            for possible in self._possible_by_slot[slot].values()
+            if possible.tick > clock[slot]
         ]
 
-    def _report(self, possible_range: _PossibleRange, access: MemoryAccess) -> None:
-        launch_access = MemoryAccess(
-            possible_range.slot,
-            possible_range.tick,
-            possible_range.call,
-            possible_range.lo,
-            possible_range.hi,
-            possible_range.mode,
-            ASSUMED,
-        )
-        lo, hi = max(possible_range.lo, access.lo), min(possible_range.hi, access.hi)
-        self._on_conflict(Conflict(launch_access, access, lo, hi, Confidence.POSSIBLE, False))
+    def _report(self, previous: MemoryAccess, current: MemoryAccess) -> None:
+        lo, hi = max(previous.lo, current.lo), min(previous.hi, current.hi)
+        self._on_conflict(Conflict(previous, current, lo, hi, Confidence.POSSIBLE, False))
 
 
 def _modes_conflict(mode: int, other_mode: int) -> bool:
@@ -192,80 +182,15 @@ def _modes_conflict(mode: int, other_mode: int) -> bool:
     return bool((mode | other_mode) & WRITE) and not mode & other_mode & ATOMIC
 
 
-def _first_conflict(
-    accesses: npt.NDArray[np.void], possible_range: _PossibleRange
-) -> np.void | None:
+def _first_conflict(accesses: npt.NDArray[np.void], possible: MemoryAccess) -> np.void | None:
     """Return the first of several accesses that shares bytes with a possible one, or None."""
-    overlaps = (accesses["lo"] < possible_range.hi) & (accesses["hi"] > possible_range.lo)
-    for row in accesses[overlaps]:
-        strided_set = strided_range(
-            int(row["lo"]), int(row["hi"]), int(row["stride_bytes"]), int(row["count"])
+    row: np.void
+    for row in accesses[(accesses["lo"] < possible.hi) & (accesses["hi"] > possible.lo)]:
+        lo, hi, stride, count, mode = (
+            int(row[name]) for name in ("lo", "hi", "stride_bytes", "count", "mode")
         )
-        if _modes_conflict(
-            int(row["mode"]), possible_range.mode
-        ) and strided_set.overlap_with_bounds(possible_range.lo, possible_range.hi):
-            conflict: np.void = row
-            return conflict
+        if _modes_conflict(mode, possible.mode) and strided_range(
+            lo, hi, stride, count
+        ).overlap_with_bounds(possible.lo, possible.hi):
+            return row
     return None
-
-
-class CheckedShadow:
-    """A shadow memory that also checks each access against launches that were not recorded."""
-
-    def __init__(self, shadow: Shadow, unrecorded_launches: UnrecordedLaunches) -> None:
-        self._shadow = shadow
-        self._unrecorded_launches = unrecorded_launches
-
-    @property
-    def checker(self) -> ConflictChecker:
-        return self._shadow.checker
-
-    @property
-    def range_state_count(self) -> int:
-        return self._shadow.range_state_count
-
-    @property
-    def pointer_state_count(self) -> int:
-        return self._shadow.pointer_state_count
-
-    @property
-    def strided_state_count(self) -> int:
-        return self._shadow.strided_state_count
-
-    def add(
-        self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
-    ) -> None:
-        self._unrecorded_launches.check(access, clock, stride, element_count)
-        self._shadow.add(access, clock, stride, element_count)
-
-    def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
-        self._unrecorded_launches.check_rows(rows, call, position)
-        self._shadow.add_all(rows, call, position)
-
-    def add_graph_launch(
-        self, accesses: GraphAccesses, launch: Call, position: ClockPosition
-    ) -> None:
-        if self._unrecorded_launches.has_unordered(position.clock):
-            for call, rows in accesses.calls_in_launch(launch):
-                self._unrecorded_launches.check_rows(rows, call, position)
-        self._shadow.add_graph_launch(accesses, launch, position)
-
-    def add_free(self, access: MemoryAccess, clock: Clock) -> None:
-        self._unrecorded_launches.check(access, clock, 0, 0)
-        self._shadow.add_free(access, clock)
-
-    def free_releases(self, lo: int, hi: int) -> list[Release]:
-        return self._shadow.free_releases(lo, hi)
-
-    def find_unordered(self, lo: int, hi: int, mode: int, clock: Clock) -> list[MemoryAccess]:
-        return self._shadow.find_unordered(lo, hi, mode, clock)
-
-    def clear(self, lo: int, hi: int) -> None:
-        self._unrecorded_launches.clear(lo, hi)
-        self._shadow.clear(lo, hi)
-
-    def prune(self, past_clock: Clock) -> None:
-        self._shadow.prune(past_clock)
-
-    def coarsen(self, allocation_at: Callable[[int], Allocation | None], max_states: int) -> None:
-        self._shadow.coarsen(allocation_at, max_states)

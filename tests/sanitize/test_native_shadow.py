@@ -25,7 +25,7 @@ from cudakit.sanitize.conflicts import (
     NodeOrder,
 )
 from cudakit.sanitize.engine import Engine
-from cudakit.sanitize.ordering import Call, MemoryAccess
+from cudakit.sanitize.ordering import Call, MemoryAccess, Release
 from cudakit.sanitize.races import Coverage, Race
 from cudakit.sanitize.records import access_fields, access_record, rows_by_node
 from cudakit.sanitize.shadow import Shadow, new_shadow
@@ -76,7 +76,7 @@ def analyzed(
     races: list[Race] = []
     for begin in range(0, len(records), batch_size or max(len(records), 1)):
         races += engine.feed(records[begin : begin + (batch_size or len(records))], list(strings))
-    shadow = engine._shadow
+    shadow = engine._shadow.stored
     return races, engine.coverage, shadow.range_state_count, shadow.pointer_state_count
 
 
@@ -283,7 +283,7 @@ def test_strided_states_of_complete_work_are_removed() -> None:
         events = [Event(body, seq=seq + 1, context=1) for body in (Launch(1, "columns"), *rows)]
         events.append(Event(StreamSync(1), seq=seq + 2, context=1))
         engine.feed(pack(events, lambda _: 0), ["columns"])
-        counts.append(engine._shadow.strided_state_count)
+        counts.append(engine._shadow.stored.strided_state_count)
     assert max(counts[20:]) <= max(counts[:20])
     assert max(counts) < 10_000
 
@@ -318,7 +318,7 @@ def test_accesses_with_any_numbers_do_not_crash(rows: list[tuple[int, int, int, 
         record["mode"], record["precision"] = number % 256, number // 256
     shadow, call = empty_shadow(), Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1)
     for tick in (1, 2):
-        shadow.add_all(memoryview(records.tobytes()), call, Position(tick))
+        shadow.add_all(memoryview(records.tobytes()), call, position(tick))
     shadow.prune([1, 1])
     shadow.clear(0, (1 << 64) - 1)
     assert shadow.range_state_count <= 1
@@ -329,14 +329,12 @@ def test_accesses_with_any_numbers_do_not_crash(rows: list[tuple[int, int, int, 
 def test_records_of_any_bytes_do_not_crash(content: bytes) -> None:
     content = content[: len(content) // RECORD_BYTES * RECORD_BYTES]
     call = Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1)
-    empty_shadow().add_all(memoryview(content), call, Position(1))
+    empty_shadow().add_all(memoryview(content), call, position(1))
 
 
-class Position:
-    """A position on timeline 1 that is ordered after nothing."""
-
-    def __init__(self, tick: int) -> None:
-        self.slot, self.tick, self.clock = 1, tick, [0, 0]
+def position(tick: int) -> Release:
+    """Return a position on timeline 1 that is ordered after nothing."""
+    return Release(1, tick, [0, 0], [])
 
 
 def empty_shadow() -> Shadow:
@@ -347,9 +345,9 @@ def test_incomplete_record_is_refused() -> None:
     call, rows = Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1), b"x" * (RECORD_BYTES + 1)
     accesses = GraphAccesses(NodeOrder([1], {}), [NodeAccesses(call, 0, rows)])
     with pytest.raises(ValueError, match="size of a record"):
-        empty_shadow().add_all(memoryview(rows), call, Position(1))
+        empty_shadow().add_all(memoryview(rows), call, position(1))
     with pytest.raises(ValueError, match="size of a record"):
-        empty_shadow().add_graph_launch(accesses, call, Position(1))
+        empty_shadow().add_graph_launch(accesses, call, position(1))
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -366,7 +364,7 @@ def test_wrong_arguments_are_refused() -> None:
         wrong_accesses = copy(graph_accesses)
         setattr(wrong_accesses, name, None)
         with pytest.raises((TypeError, AttributeError)):
-            shadow.add_graph_launch(wrong_accesses, call, Position(1))
+            shadow.add_graph_launch(wrong_accesses, call, position(1))
 
 
 def test_graph_node_without_position_in_the_order_is_ordered_with_no_node() -> None:
@@ -377,10 +375,10 @@ def test_graph_node_without_position_in_the_order_is_ordered_with_no_node() -> N
     order = NodeOrder([1, 2], {2: [1]})
     shadow.checker.node_order = order
     nodes = [NodeAccesses(call, call.node - 1, rows) for call in calls]
-    shadow.add_graph_launch(GraphAccesses(order, nodes[:2]), calls[0], Position(1))
+    shadow.add_graph_launch(GraphAccesses(order, nodes[:2]), calls[0], position(1))
     assert not conflicts
     nodes[2] = nodes[2]._replace(position=1 << 40)
-    shadow.add_graph_launch(GraphAccesses(order, nodes[1:]), calls[0], Position(2))
+    shadow.add_graph_launch(GraphAccesses(order, nodes[1:]), calls[0], position(2))
     assert [(c.previous_access.call.node, c.current_access.call.node) for c in conflicts] == [
         (2, 2),
         (2, 3),
@@ -422,7 +420,7 @@ def test_record_of_an_access_has_its_fields_where_both_implementations_read_them
         (5, access_record(1, 2, WRITE, 2, 5))
     ]
     shadow, call = empty_shadow(), Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1)
-    shadow.add_all(memoryview(access_record(0, 8, READ, 1, 5)), call, Position(1))
+    shadow.add_all(memoryview(access_record(0, 8, READ, 1, 5)), call, position(1))
     assert shadow.range_state_count == 1
 
 

@@ -13,11 +13,21 @@ import race_logs
 from invocation import Cli
 from sanitize.gather_rounds import ROUNDS, gather_rounds, templates_batch
 
-from cudakit.sanitize.conflicts import Conflict
-from cudakit.sanitize.ordering import ALWAYS, ATOMIC, EXACT, READ, WRITE, Call, MemoryAccess
+from cudakit.sanitize.conflicts import Conflict, ConflictChecker
+from cudakit.sanitize.ordering import (
+    ALWAYS,
+    ATOMIC,
+    EXACT,
+    READ,
+    WRITE,
+    Call,
+    MemoryAccess,
+    Release,
+)
 from cudakit.sanitize.races import Allocation, Coverage
+from cudakit.sanitize.shadow import new_shadow
 from cudakit.sanitize.templates import TemplateAccesses
-from cudakit.sanitize.unrecorded import PossibleAccess, UnrecordedLaunches
+from cudakit.sanitize.unrecorded import CheckedShadow, PossibleAccess
 from cudakit.trace.events import Access, Accessed, Event, Launch, Template, TemplatePointers
 from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, TemplateCheck
 from cudakit.trace.trace_file import pack
@@ -35,6 +45,15 @@ def allocation_at(address: int) -> Allocation | None:
     return ALLOCATION if BEGIN <= address < BEGIN + SIZE else None
 
 
+def new_checked_shadow(conflicts: list[Conflict]) -> CheckedShadow:
+    stored = new_shadow(ConflictChecker(conflicts.append))
+    return CheckedShadow(stored, conflicts.append)
+
+
+def position(tick: int) -> Release:
+    return Release(LAUNCH_SLOT, tick, [0, 0, 0], [])
+
+
 def conflicts(
     possible: PossibleAccess, access: tuple[int, int, int], *, seen_tick: int = 0, tick: int = 5
 ) -> list[Conflict]:
@@ -43,11 +62,11 @@ def conflicts(
     The stream of the access is ordered after the work of the launch's stream up to ``seen_tick``.
     """
     found: list[Conflict] = []
-    launches = UnrecordedLaunches(found.append)
-    launches.add(call(1), LAUNCH_SLOT, tick, [possible], allocation_at)
+    shadow = new_checked_shadow(found)
+    shadow.add_unrecorded(call(1), position(tick), [possible], allocation_at)
     lo, hi, mode = access
     later = MemoryAccess(OTHER_SLOT, 9, call(2), lo, hi, mode, EXACT)
-    launches.check(later, [0, seen_tick, ALWAYS], 0, 0)
+    shadow.add(later, [0, seen_tick, ALWAYS])
     return found
 
 
@@ -84,14 +103,14 @@ def test_access_ordered_after_launch_does_not_conflict() -> None:
 
 def test_freed_and_ordered_launches_are_forgotten() -> None:
     found: list[Conflict] = []
-    launches = UnrecordedLaunches(found.append)
+    shadow = new_checked_shadow(found)
     for tick in range(1, 101):
         possible = [PossibleAccess(BEGIN + tick * 8, READ)]
-        launches.add(call(tick), LAUNCH_SLOT, tick, possible, allocation_at)
-    launches.prune([0, 40, 0])
-    assert len(launches) == 60
-    launches.clear(BEGIN, BEGIN + SIZE)
-    assert len(launches) == 0
+        shadow.add_unrecorded(call(tick), position(tick), possible, allocation_at)
+    shadow.prune([0, 40, 0])
+    assert shadow.possible_count == 60
+    shadow.clear(BEGIN, BEGIN + SIZE)
+    assert shadow.possible_count == 0
 
 
 def template_launch(*accesses: Access) -> dict[int, list[PossibleAccess]]:

@@ -416,8 +416,8 @@ static int native_shadow_traverse(struct native_shadow *self, visitproc visit, v
     return 0;
 }
 
-/* Release all states and references. Afterwards all methods raise RuntimeError. */ static int
-native_shadow_tp_clear(struct native_shadow *self)
+/* Release all states and references. Afterwards all methods raise RuntimeError. */
+static int native_shadow_tp_clear(struct native_shadow *self)
 {
     shadow_release(&self->shadow);
     return 0;

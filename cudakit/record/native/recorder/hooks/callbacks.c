@@ -61,7 +61,8 @@ static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 
 static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
-    allocation freed_allocation = {memory->address, memory->address + memory->size, ALLOCATION_SYNC};
+    allocation freed_allocation = {
+        .lo = memory->address, .hi = memory->address + memory->size, .memory_kind = ALLOCATION_SYNC};
     record rec = record_begin_and_lock(KIND_FREE, memory->context, memory->hStream);
     allocations_remove(memory->address, &freed_allocation);
     rec.memory.address = memory->address;
