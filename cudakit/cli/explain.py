@@ -67,23 +67,19 @@ def explain_terms(
 
 def _cuda_errors() -> list[Topic]:
     from cudakit.devices.explain import Topic
-    from cudakit.gpu.driver_errors import RUNTIME_ONLY, Status, remedy, runtime_name
+    from cudakit.gpu.driver_errors import known_errors
 
-    cuda_errors = [
+    return [
         Topic(
             kind="CUDA error",
-            name=f"CUDA_ERROR_{status.name}",
-            code=int(status),
-            other_names=tuple(filter(None, [runtime_name(status)])),
-            meaning=status.meaning,
+            name=error.name,
+            code=error.code,
+            other_names=(error.runtime,) if error.runtime else (),
+            meaning=error.meaning,
             explanation="",
-            causes=status.causes,
-            action=remedy(status),
+            causes=error.causes,
+            action=error.remedy,
             source=_CUDA_SOURCE,
         )
-        for status in Status
-    ]
-    return cuda_errors + [
-        Topic("CUDA error", name, code, (), meaning, "", "", action, _CUDA_SOURCE)
-        for code, (name, meaning, action) in RUNTIME_ONLY.items()
+        for error in known_errors().values()
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import ClassVar
 
 from cudakit.devices.doctor.checks import SELF_TEST, checks_by_id, id_ranges
@@ -248,66 +250,21 @@ def _variable_topics() -> Iterator[Topic]:
 
 
 def _status_topics() -> Iterator[Topic]:
-    for row_line in _STATUSES.replace("\n    ", " ").strip().splitlines():
-        library, code, name, meaning, causes_text, action = (
-            cell_text.strip() for cell_text in row_line.split("|")
-        )
+    table = files("cudakit.devices").joinpath("statuses.csv").read_text("utf-8")
+    for row in csv.DictReader(table.splitlines()):
+        library, name, meaning = row["library"], row["name"], row["meaning"]
         source = f"{library} documentation, status codes"
         yield Topic(
-            f"{library} status", name, int(code), (), meaning, "", causes_text, action, source
+            f"{library} status",
+            name,
+            int(row["code"]),
+            (),
+            meaning,
+            "",
+            row["causes"],
+            row["action"],
+            source,
         )
-
-
-# Status codes of libraries: library, code, name, meaning, causes, action; an indented line continues a row.
-_STATUSES = """
-cuBLAS | 1 | CUBLAS_STATUS_NOT_INITIALIZED | cuBLAS could not be initialized |
-    no free GPU memory, or an earlier CUDA error |
-    free GPU memory; look for an earlier error with CUDA_LAUNCH_BLOCKING=1
-cuBLAS | 3 | CUBLAS_STATUS_ALLOC_FAILED | cuBLAS could not allocate memory |
-    no free GPU memory | free GPU memory, or leave some to cuBLAS
-cuBLAS | 7 | CUBLAS_STATUS_INVALID_VALUE | an argument is not valid |
-    a wrong shape, leading dimension or data type | check shapes and strides
-cuBLAS | 8 | CUBLAS_STATUS_ARCH_MISMATCH | the GPU does not support the operation |
-    a data type that needs a newer GPU | use another data type
-cuBLAS | 11 | CUBLAS_STATUS_MAPPING_ERROR | access to GPU memory failed |
-     |
-cuBLAS | 13 | CUBLAS_STATUS_EXECUTION_FAILED | a kernel of cuBLAS failed |
-    an earlier CUDA error, or an invalid pointer | run the program under compute-sanitizer
-cuBLAS | 14 | CUBLAS_STATUS_INTERNAL_ERROR | an internal error of cuBLAS |
-    no free GPU memory, or mixed versions of cuBLAS and cuBLASLt | free GPU memory; run cudakit doctor
-cuBLAS | 15 | CUBLAS_STATUS_NOT_SUPPORTED | cuBLAS does not support these arguments |
-    an unsupported combination of data types or layouts | check the table of supported types
-cuDNN | 1001 | CUDNN_STATUS_NOT_INITIALIZED | cuDNN could not be initialized |
-    no free GPU memory, or mixed versions of cuDNN's libraries | free GPU memory; run cudakit doctor
-cuDNN | 1002 | CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH | cuDNN's libraries have different versions |
-    another cuDNN on LD_LIBRARY_PATH | run cudakit doctor --only CK012
-cuDNN | 2000 | CUDNN_STATUS_BAD_PARAM | an argument is not valid |
-    a wrong shape, stride or data type | check shapes and strides
-cuDNN | 3000 | CUDNN_STATUS_NOT_SUPPORTED | cuDNN does not support these arguments |
-    an unsupported shape or data type | use another shape, layout or data type
-cuDNN | 4000 | CUDNN_STATUS_INTERNAL_ERROR | an internal error of cuDNN |
-    no free GPU memory, or an earlier CUDA error |
-    free GPU memory; set CUDNN_LOGLEVEL_DBG=2 for a log
-cuDNN | 5000 | CUDNN_STATUS_EXECUTION_FAILED | a kernel of cuDNN failed |
-    an earlier CUDA error | run the program under compute-sanitizer
-NCCL | 1 | ncclUnhandledCudaError | a CUDA call inside NCCL failed |
-    an earlier CUDA error, or no free GPU memory | set NCCL_DEBUG=WARN and read the first warning
-NCCL | 2 | ncclSystemError | a call to the operating system failed |
-    too little /dev/shm (CK034), locked memory (CK035), or a network problem |
-    set NCCL_DEBUG=WARN and read the first warning
-NCCL | 3 | ncclInternalError | an internal error of NCCL |
-    ranks with different NCCL versions, or a topology that NCCL does not support |
-    set NCCL_DEBUG=INFO and compare the ranks
-NCCL | 4 | ncclInvalidArgument | an argument is not valid |
-    a wrong count, data type or rank | check the arguments of the collective
-NCCL | 5 | ncclInvalidUsage | NCCL was called in an invalid way |
-    two ranks on one GPU, or calls that do not match between ranks |
-    set NCCL_DEBUG=WARN and read the first warning
-NCCL | 6 | ncclRemoteError | another rank failed or the network failed |
-    a crashed process, or a lost connection | find the rank that failed first
-NCCL | 7 | ncclInProgress | a nonblocking call has not finished |
-     | poll ncclCommGetAsyncError
-"""
 
 
 # --- the report ------------------------------------------------------------------------------------

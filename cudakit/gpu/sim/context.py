@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api.facts import Capability, CudaView, DeviceFacts
-from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
+from cudakit.gpu.driver_errors import Status, cuda_error, known_errors
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.recorder import (
     EVENTS_VARIABLE,
@@ -98,7 +98,7 @@ class Context:
         self._event_number += 1
         if self._injected_errors[call]:
             error = self._injected_errors[call].popleft()
-            if error.code in STICKY:
+            if error.code in known_errors() and known_errors()[error.code].lost:
                 self.schedule.fault = error
             raise error
 
