@@ -54,7 +54,7 @@ from cudakit.api.memory import new_allocator
 from cudakit.memory.selection import MemorySpec
 from cudakit.memory.analyze import analyze
 from cudakit.memory.load import load
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import Action
 snapshot = load(sys.argv[1])
 if any((device.events.action == Action.OOM).any() for device in snapshot.devices):
     for allocator in (None, new_allocator):

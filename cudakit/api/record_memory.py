@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from cudakit.memory.record.jax_profile import arrays_of_message
-from cudakit.memory.record.model import ProcessMemory
-from cudakit.memory.record.snapshot_file import (
+from cudakit.memory.jax_profile import arrays_of_message
+from cudakit.memory.process import ProcessMemory
+from cudakit.memory.snapshot import JAX
+from cudakit.memory.torch_snapshot import (
     build_snapshot,
     extended_stem,
     write_snapshot,
 )
-from cudakit.memory.snapshot import JAX
 from cudakit.record.memory_recording import MemorySource, begin_memory
 from cudakit.record.torch_import import after_import
 from cudakit.record.torch_memory import TorchHistory

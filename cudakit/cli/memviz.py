@@ -333,7 +333,7 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
     has_pickle = any(file.format == "pickle" for file in files)
     if has_pickle and not options.quiet and not HAS_COMPILED_READER:
         click.echo(
-            "note: the report took about 5 times longer, because cudakit was installed without a C compiler;"
+            "note: the report took about 10 times longer, because cudakit was installed without a C compiler;"
             " install one and reinstall cudakit",
             err=True,
         )

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.memory.call_sites import StackTable
 from cudakit.memory.history import History, live_at
 from cudakit.memory.history.allocations import Allocations
 from cudakit.memory.result import DiffRow, Leak, StepPeak, Steps
-from cudakit.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot, time_of
+from cudakit.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot, StackTable, time_of
 from cudakit.memory.steps import step_moments
 
 # Maximum number of compared steps: the median slope is taken over all pairs of steps.
@@ -65,13 +64,13 @@ class StepHistory:
         )
 
 
-def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: History) -> StepHistory:
+def step_history(snapshot: Snapshot, trace: DeviceTrace, history: History) -> StepHistory:
     """Return the steps of a trace; without any step, the arrays are empty."""
     source, step_bounds, has_end = step_moments(snapshot, trace)
     starts = step_bounds[:-1] if has_end else step_bounds
-    end_event = int(step_bounds[-1]) if has_end else trace_replay.n_events
-    requested_bytes = trace_replay.curves.requested
-    first_moments = np.unique(starts[starts < trace_replay.n_events])
+    end_event = int(step_bounds[-1]) if has_end else history.n_events
+    requested_bytes = history.curves.requested
+    first_moments = np.unique(starts[starts < history.n_events])
     peak_bytes = (
         np.maximum.reduceat(requested_bytes[: end_event + 1], first_moments)
         if len(first_moments)
@@ -101,13 +100,8 @@ def is_rising(peaks: Ints) -> bool:
 
 def theil_sen(steps: Ints, values: Ints) -> float:
     """Return the median slope over all pairs of points (Sen 1968), which is robust against outliers."""
-    first_index, second_index = np.triu_indices(len(steps), 1)
-    return float(
-        np.median(
-            (values[second_index] - values[first_index])
-            / (steps[second_index] - steps[first_index])
-        )
-    )
+    first, second = np.triu_indices(len(steps), 1)
+    return float(np.median((values[second] - values[first]) / (steps[second] - steps[first])))
 
 
 def evenly_spaced(item_count: int, max_count: int) -> Ints:
@@ -120,53 +114,42 @@ def evenly_spaced(item_count: int, max_count: int) -> Ints:
 
 
 def steps_of(
-    history: StepHistory,
+    steps: StepHistory,
     snapshot: Snapshot,
     trace: DeviceTrace,
     stacks: StackTable,
-    trace_replay: History,
+    history: History,
 ) -> Steps:
     """Return the peak of each step, and the memory that grew between the first and the last step."""
-    compared_steps = evenly_spaced(len(history), _MAX_COMPARED_STEPS)
-    slope = (
-        theil_sen(compared_steps, history.peak_bytes[compared_steps]) if len(history) > 1 else 0.0
-    )
-    listed_steps = evenly_spaced(len(history), _MAX_LISTED_STEPS).tolist()
+    compared = evenly_spaced(len(steps), _MAX_COMPARED_STEPS)
+    slope = theil_sen(compared, steps.peak_bytes[compared]) if len(steps) > 1 else 0.0
+    site_growth: tuple[DiffRow, ...] = ()
+    if len(steps) > 1:
+        first_peak, last_peak = steps.peak_moment(0), steps.peak_moment(len(steps) - 1)
+        site_growth = growth_between(stacks, history.allocations, first_peak, last_peak)
+    peaks = []
+    for step in evenly_spaced(len(steps), _MAX_LISTED_STEPS).tolist():
+        first_moment, end_moment = int(steps.first_moments[step]), steps.end_moment(step)
+        peaks.append(
+            StepPeak(
+                step=step,
+                first_event=first_moment,
+                last_event=steps.last_event(step),
+                peak_event=steps.peak_moment(step) - 1,
+                time_us=time_of(snapshot, trace, first_moment),
+                requested_bytes=int(steps.peak_bytes[step]),
+                start_bytes=int(steps.requested_bytes[first_moment]),
+                reserved_bytes=int(history.curves.reserved[first_moment:end_moment].max()),
+            )
+        )
     return Steps(
-        source=history.source,
-        count=len(history.bounds),
-        peaks=tuple(
-            _step_peak(history, snapshot, trace, trace_replay, step) for step in listed_steps
-        ),
-        rising=is_rising(history.peak_bytes),
+        source=steps.source,
+        count=len(steps.bounds),
+        peaks=tuple(peaks),
+        rising=is_rising(steps.peak_bytes),
         growth_bytes_per_step=round(slope),
-        site_growth=_growth_of_sites(stacks, trace_replay.allocations, history),
+        site_growth=site_growth,
     )
-
-
-def _step_peak(
-    history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, trace_replay: History, step: int
-) -> StepPeak:
-    first_moment, end_moment = int(history.first_moments[step]), history.end_moment(step)
-    return StepPeak(
-        step=step,
-        first_event=first_moment,
-        last_event=history.last_event(step),
-        peak_event=history.peak_moment(step) - 1,
-        time_us=time_of(snapshot, trace, first_moment),
-        requested_bytes=int(history.peak_bytes[step]),
-        start_bytes=int(history.requested_bytes[first_moment]),
-        reserved_bytes=int(trace_replay.curves.reserved[first_moment:end_moment].max()),
-    )
-
-
-def _growth_of_sites(
-    stacks: StackTable, allocations: Allocations, history: StepHistory
-) -> tuple[DiffRow, ...]:
-    if len(history) < 2:
-        return ()
-    first_peak, last_peak = history.peak_moment(0), history.peak_moment(len(history) - 1)
-    return growth_between(stacks, allocations, first_peak, last_peak)
 
 
 def growth_between(
@@ -174,32 +157,24 @@ def growth_between(
 ) -> tuple[DiffRow, ...]:
     """Return the requested bytes by call stack at two moments, the largest growth first."""
     n_stacks = len(stacks.snapshot.stacks)
-    totals_by_moment = []
-    for moment in (moment_before, moment_after):
-        live_allocations = live_at(allocations, moment)
-        stack_ids = allocations.stack[live_allocations]
-        bytes_by_stack = np.bincount(
-            stack_ids, weights=allocations.requested[live_allocations], minlength=n_stacks
-        )
-        totals_by_moment.append(
-            (bytes_by_stack.astype(np.int64), np.bincount(stack_ids, minlength=n_stacks))
-        )
-    (bytes_before, count_before), (bytes_after, count_after) = totals_by_moment
-    change_bytes = bytes_after - bytes_before
-    changed_stacks = np.flatnonzero(change_bytes)
+    sums, counts = np.zeros((2, n_stacks), np.int64), np.zeros((2, n_stacks), np.int64)
+    for row, moment in enumerate((moment_before, moment_after)):
+        live = live_at(allocations, moment)
+        stack_ids, requested = allocations.stack[live], allocations.requested[live]
+        sums[row] = np.bincount(stack_ids, weights=requested, minlength=n_stacks)
+        counts[row] = np.bincount(stack_ids, minlength=n_stacks)
+    change_bytes = sums[1] - sums[0]
+    changed = np.flatnonzero(change_bytes)
     return tuple(
         DiffRow(
-            change_bytes=int(change_bytes[stack_ids]),
-            before_bytes=int(bytes_before[stack_ids]),
-            after_bytes=int(bytes_after[stack_ids]),
-            before_count=int(count_before[stack_ids]),
-            after_count=int(count_after[stack_ids]),
-            stack=stacks.frames(stack_ids),
-            site=stacks.site_index(stack_ids),
+            change_bytes=int(change_bytes[stack]),
+            before_bytes=int(sums[0, stack]),
+            after_bytes=int(sums[1, stack]),
+            before_count=int(counts[0, stack]),
+            after_count=int(counts[1, stack]),
+            **stacks.call_site(stack),
         )
-        for stack_ids in changed_stacks[
-            np.argsort(-change_bytes[changed_stacks], kind="stable")
-        ].tolist()
+        for stack in changed[np.argsort(-change_bytes[changed], kind="stable")].tolist()
     )
 
 
@@ -233,8 +208,8 @@ def is_growing(live_bytes: Ints) -> Mask:
     never_shrinks = (changes >= 0).all(axis=1)
     mostly_grows = (changes > 0).mean(axis=1) >= 0.5
     still_grows = (later_changes > 0).mean(axis=1) >= 0.5
-    is_growing_row: Mask = never_shrinks & mostly_grows & still_grows
-    return is_growing_row
+    grows: Mask = never_shrinks & mostly_grows & still_grows
+    return grows
 
 
 # --- Find call stacks that hold more memory after each step ----------------------------------------
@@ -266,22 +241,14 @@ def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> G
     if len(bounds) < _MIN_STEPS:
         no_ids, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
         return GrowingStacks(no_ids, no_rows, no_rows, no_ids, no_ids, np.arange(len(bounds)))
-    sampled_indices = evenly_spaced(len(bounds), _MAX_STEPS)
-    stack_ids, live_bytes, live_counts = live_totals_at(
-        allocations, np.append(bounds[sampled_indices], end_moment)
+    sampled = evenly_spaced(len(bounds), _MAX_STEPS)
+    ids, live_bytes, counts = live_totals_at(allocations, np.append(bounds[sampled], end_moment))
+    grows = is_growing(live_bytes[:, :-1]) & (
+        2 * live_bytes[:, -1] > live_bytes[:, 0] + live_bytes[:, -2]
     )
-    bytes_at_end, counts_at_end = live_bytes[:, -1], live_counts[:, -1]
-    live_bytes, live_counts = live_bytes[:, :-1], live_counts[:, :-1]
-    is_growing_stack = is_growing(live_bytes) & (
-        2 * bytes_at_end > live_bytes[:, 0] + live_bytes[:, -1]
-    )
+    ids, live_bytes, counts = ids[grows], live_bytes[grows], counts[grows]
     return GrowingStacks(
-        stack_ids[is_growing_stack],
-        live_bytes[is_growing_stack],
-        live_counts[is_growing_stack],
-        bytes_at_end[is_growing_stack],
-        counts_at_end[is_growing_stack],
-        sampled_indices,
+        ids, live_bytes[:, :-1], counts[:, :-1], live_bytes[:, -1], counts[:, -1], sampled
     )
 
 
@@ -291,26 +258,16 @@ def find_leaks(
     """Return the growing call stacks, the fastest growth first."""
     growing = growing_stacks(allocations, bounds, n_events)
     leaks = [
-        _leak(stacks, stack, live_bytes, block_counts, growing.steps)
-        for stack, live_bytes, block_counts in zip(
-            growing.ids.tolist(),
-            growing.live_bytes,
-            growing.counts,
-            strict=True,
+        Leak(
+            bytes_per_step=round(theil_sen(growing.steps, live_bytes)),
+            count_per_step=theil_sen(growing.steps, counts),
+            bytes=int(live_bytes[-1]),
+            count=int(counts[-1]),
+            growth=tuple(live_bytes.tolist()),
+            **stacks.call_site(stack),
+        )
+        for stack, live_bytes, counts in zip(
+            growing.ids.tolist(), growing.live_bytes, growing.counts, strict=True
         )
     ]
     return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
-
-
-def _leak(
-    stacks: StackTable, stack_index: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
-) -> Leak:
-    return Leak(
-        bytes_per_step=round(theil_sen(step_numbers, live_bytes)),
-        count_per_step=theil_sen(step_numbers, block_counts),
-        bytes=int(live_bytes[-1]),
-        count=int(block_counts[-1]),
-        growth=tuple(live_bytes.tolist()),
-        stack=stacks.frames(stack_index),
-        site=stacks.site_index(stack_index),
-    )

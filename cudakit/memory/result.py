@@ -308,7 +308,7 @@ class DeviceMemory:
     layout: Layout = field(metadata={"json": None})  # layout at the end of the trace
     snapshot: Snapshot = field(metadata={"json": None})
     trace: DeviceTrace = field(metadata={"json": None})
-    replay: History = field(metadata={"json": None})
+    history: History = field(metadata={"json": None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cudakit.memory.snapshot import (
     HOST,
     POOL_IDS,
     POOL_NAMES,
+    Action,
     Blocks,
     DeviceTrace,
     PoolId,
@@ -25,7 +26,6 @@ from cudakit.memory.snapshot import (
     pool_name,
     take,
 )
-from cudakit.torch_rules.actions import Action
 
 _MOMENTS = ("peak", "end", "oom")
 _MOMENT_HINT = "use peak, end, oom or the index of an event"

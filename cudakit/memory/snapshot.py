@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.stacks import Frame
-from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, PYTORCH_CALLS, AllocatorCalls
+from cudakit.stacks import Frame, site_rank
 
 Addresses: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -27,6 +27,23 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 HOST = -1
 # The index of an event before the first recorded event.
 BEFORE_TRACE = -1
+
+
+class Action(IntEnum):
+    """The action of a trace entry (torch/csrc/cuda/memory_snapshot.cpp, ``action_to_str``)."""
+
+    UNKNOWN = 0
+    ALLOC = 1
+    FREE_REQUESTED = 2
+    FREE_COMPLETED = 3
+    FREE = 4  # A free that one event both requests and completes. Other tools write it, PyTorch does not.
+    SEGMENT_ALLOC = 5
+    SEGMENT_FREE = 6
+    SEGMENT_MAP = 7
+    SEGMENT_UNMAP = 8
+    SNAPSHOT = 9
+    OOM = 10
+    ANNOTATE = 11
 
 
 class BlockState(IntEnum):
@@ -107,13 +124,12 @@ def take(arrays: _Arrays, selection: npt.NDArray[Any] | slice) -> _Arrays:
     return type(arrays)(*(getattr(arrays, field.name)[selection] for field in fields(arrays)))
 
 
-def concatenate_arrays(first_arrays: _Arrays, second_arrays: _Arrays) -> _Arrays:
+def concatenate(first: _Arrays, second: _Arrays) -> _Arrays:
     """Concatenate every array of two dataclasses of one type."""
-    array_pairs = (
-        (getattr(first_arrays, field.name), getattr(second_arrays, field.name))
-        for field in fields(first_arrays)
+    names = [field.name for field in fields(first)]
+    return type(first)(
+        *(np.concatenate((getattr(first, name), getattr(second, name))) for name in names)
     )
-    return type(first_arrays)(*map(np.concatenate, array_pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +163,42 @@ class Mark:
     name: str
     device: int
     time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorCalls:
+    """The variables and calls that control the allocator that wrote a snapshot."""
+
+    settings_variable: str
+    empty_cache: str
+    set_limit: str
+    wait_for_stream: str
+    synchronize: str
+    record_trace: str
+    record_stacks: str  # the argument of ``record_trace`` that records more call stacks
+    mark_step: str
+
+
+PYTORCH_CALLS = AllocatorCalls(
+    settings_variable="PYTORCH_CUDA_ALLOC_CONF",
+    empty_cache="torch.cuda.empty_cache()",
+    set_limit="torch.cuda.set_per_process_memory_fraction",
+    wait_for_stream="torch.cuda.current_stream().wait_stream(side), instead of record_stream",
+    synchronize="torch.cuda.synchronize()",
+    record_trace="torch.cuda.memory._record_memory_history()",
+    record_stacks='stacks="all"',
+    mark_step="torch.profiler.record_function(f'step {i}')",
+)
+CUDAKIT_CALLS = AllocatorCalls(
+    settings_variable="CUDAKIT_ALLOC_CONF",
+    empty_cache="CachingAllocator.empty_cache()",
+    set_limit="CachingAllocator.set_memory_fraction",
+    wait_for_stream="an event of the side stream, instead of record_use",
+    synchronize="process_events() after a device synchronization",
+    record_trace="CachingAllocator.record_history()",
+    record_stacks='context="all"',
+    mark_step="CachingAllocator.annotated(f'step {i}')",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +259,54 @@ def time_of(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> int | N
     if event_index == BEFORE_TRACE or not snapshot.has_times or event_index >= len(trace.events):
         return None
     return int(trace.events.time_us[event_index])
+
+
+# --- Call stacks with their frames, and the call site: the innermost frame in the code of the program ---
+
+
+def site_name(frame: Frame) -> str:
+    """Return a frame as ``folder/file.py:12 function``."""
+    short_path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
+    path_and_line = f"{short_path}:{frame.line}" if frame.line else short_path
+    return f"{path_and_line} {frame.name}".strip()
+
+
+class CallSite(TypedDict):
+    """Fields of results that name a call stack."""
+
+    stack: tuple[Frame, ...]  # innermost frame first
+    site: int  # index of the call site in ``stack``
+
+
+class StackTable:
+    """The call stacks of a snapshot with their frames and call sites, shared by all of its devices."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._ranks = [site_rank(frame) for frame in snapshot.frames]
+        self._call_sites: dict[int, CallSite] = {}
+
+    def call_site(self, stack: int) -> CallSite:
+        """Return the frames of a stack, and the index of its call site: the innermost of the lowest rank."""
+        if stack not in self._call_sites:
+            frames = self.snapshot.frames
+            self._call_sites[stack] = {
+                "stack": tuple(frames[index] for index in self.snapshot.stacks[stack]),
+                "site": self._site_index(stack),
+            }
+        return self._call_sites[stack]
+
+    def _site_index(self, stack: int) -> int:
+        ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
+        return ranks.index(min(ranks)) if ranks else 0
+
+    def frames(self, stack: int) -> tuple[Frame, ...]:
+        """Return the frames of a stack, innermost first."""
+        return self.call_site(stack)["stack"]
+
+    @cached_property
+    def site_frames(self) -> Ids:
+        """The frame id of the call site of each stack; -1 for the empty stack."""
+        stacks = self.snapshot.stacks
+        sites = (ids[self._site_index(stack)] if ids else -1 for stack, ids in enumerate(stacks))
+        return np.fromiter(sites, np.int32, len(stacks))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.memory.snapshot import Annotation, DeviceTrace, Ids, Ints, Snapshot
+from cudakit.memory.snapshot import Action, Annotation, DeviceTrace, Ids, Ints, Snapshot
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 _MIN_STEPS = 3
 _DIGITS = "0123456789"

@@ -109,7 +109,7 @@ class AgentMessageKind(StrEnum):
     INCOMPLETE = "incomplete"  # recorded events are missing; the text describes them and the reason
     SNAPSHOTS = "snapshots"  # torch saved a memory snapshot; the text is the path of the snapshot
     MEMORY = "memory"  # memory is recorded; the text is the path for the snapshot of the process
-    JAX = "jax"  # JAX has arrays; the text is their profile in JSON (memory/record/jax_profile.py)
+    JAX = "jax"  # JAX has arrays; the text is their profile in JSON (memory/jax_profile.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from cudakit.errors import UsageError
 from cudakit.memory.history import reconstruct
 from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.load import load
-from cudakit.memory.snapshot import HOST, BlockState, Snapshot
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import HOST, Action, BlockState, Snapshot
 from cudakit.torch_rules.settings import Settings
 
 SIZE = 311 * 411 * 4

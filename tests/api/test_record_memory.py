@@ -12,7 +12,7 @@ import pytest
 from record.recorded import build_library
 
 import cudakit
-from cudakit.memory.record.snapshot_file import read_snapshot
+from cudakit.memory.torch_snapshot import read_snapshot
 
 
 class Torch(SimpleNamespace):
@@ -122,8 +122,8 @@ STAND_IN = Path(__file__).parents[1] / "record" / "memory_stand_in" / "site-pack
 PROGRAM = """
 import sys; sys.path.insert(0, sys.argv[1])
 import cudakit
-from cudakit.memory.record.snapshot_file import read_snapshot
-from cudakit.memory.record.snapshot_file import read_snapshot
+from cudakit.memory.torch_snapshot import read_snapshot
+from cudakit.memory.torch_snapshot import read_snapshot
 
 def sizes(snapshot):
     return [[block["requested_size"] for block in segment["blocks"] if block["requested_size"]]

@@ -82,7 +82,7 @@ def test_without_the_compiled_reader_a_note_names_the_remedy(snapshot: Path) -> 
     )
     assert run.returncode == 0
     assert run.stderr == (
-        "note: the report took about 5 times longer, because cudakit was installed without a C compiler;"
+        "note: the report took about 10 times longer, because cudakit was installed without a C compiler;"
         " install one and reinstall cudakit\n"
     )
 

@@ -13,8 +13,8 @@ from record.recorded import build_library
 
 import cudakit
 from cudakit.cli.run.memory import MemoryFiles, MemoryMonitor
-from cudakit.memory.record.snapshot_file import read_snapshot
 from cudakit.memory.snapshot import POOL_IDS
+from cudakit.memory.torch_snapshot import read_snapshot
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.record.protocol import AgentMessage, Settings
 

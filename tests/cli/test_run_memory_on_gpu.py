@@ -17,8 +17,8 @@ import pytest
 from arrays.plugs.viewers import opened_by_all
 
 import cudakit
-from cudakit.memory.record.snapshot_file import read_snapshot
 from cudakit.memory.snapshot import POOL_IDS
+from cudakit.memory.torch_snapshot import read_snapshot
 
 pytestmark = pytest.mark.gpu
 

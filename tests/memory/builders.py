@@ -10,6 +10,7 @@ import numpy as np
 
 from cudakit.memory.snapshot import (
     HOST,
+    Action,
     Annotation,
     Blocks,
     BlockState,
@@ -20,7 +21,6 @@ from cudakit.memory.snapshot import (
     Snapshot,
 )
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 START_US = 1_700_000_000_000_000  # the time of event 0; each event is one microsecond later

@@ -10,8 +10,7 @@ from memory.areas import ExpectedState
 from memory.builders import Entry
 
 from cudakit.memory.history import History, reconstruct
-from cudakit.memory.snapshot import BEFORE_TRACE, DeviceTrace, Snapshot
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import BEFORE_TRACE, Action, DeviceTrace, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from memory.areas import LARGE_SEGMENT, SMALL_SEGMENT, Area, Piece, Use, expecte
 from memory.builders import MIB, Entry
 from memory.simulated_history import Lifetime, SimulatedHistory
 
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import Action
 
 SMALLEST_BLOCK = 512
 MAX_SMALL_BYTES = MIB  # larger requests come from the large pool

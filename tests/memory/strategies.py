@@ -13,8 +13,7 @@ from memory.builders import KIB, MIB, POOLS, STACKS, STREAMS, Block, Entry, Segm
 from memory.simulated_history import SimulatedHistory
 from memory.simulator import BASE, Allocator
 
-from cudakit.memory.snapshot import BlockState, DeviceTrace, SegmentKind
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import Action, BlockState, DeviceTrace, SegmentKind
 
 # For property tests: enough programs, and no time limit per program.
 LAW = settings(max_examples=40, deadline=None)

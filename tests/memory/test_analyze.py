@@ -21,8 +21,7 @@ from cudakit.memory.history.allocations import Curves
 from cudakit.memory.load import load
 from cudakit.memory.result import DeviceMemory, DiffResult, Health, MomentDiff, Timeline
 from cudakit.memory.selection import MemorySpec
-from cudakit.memory.snapshot import HOST, DeviceTrace, Snapshot
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import HOST, Action, DeviceTrace, Snapshot
 
 BASE = 0x7F00_0000_0000
 

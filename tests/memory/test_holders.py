@@ -14,9 +14,8 @@ from memory.strategies import LAW, recordings
 from cudakit.memory.analyze import analyze
 from cudakit.memory.result import Churn, DeviceMemory, Facet, Fragmentation
 from cudakit.memory.selection import MemorySpec
-from cudakit.memory.snapshot import BlockState, SegmentKind, Snapshot
+from cudakit.memory.snapshot import Action, BlockState, SegmentKind, Snapshot
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 

@@ -22,8 +22,7 @@ from cudakit.memory.selection import (
     parse_pool,
     parse_stream,
 )
-from cudakit.memory.snapshot import HOST, POOL_IDS, DeviceTrace
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import HOST, POOL_IDS, Action, DeviceTrace
 
 
 @pytest.mark.parametrize(("moment", "expected"), [("peak", "peak"), ("7", 7), (7, 7)])

@@ -12,7 +12,7 @@ from memory import builders
 from memory.builders import KIB, START_US, Entry, alloc, annotated
 from memory.strategies import LAW
 
-from cudakit.memory.snapshot import Annotation, Mark, Snapshot
+from cudakit.memory.snapshot import Action, Annotation, Mark, Snapshot
 from cudakit.memory.steps import (
     active_annotation,
     find_loop,
@@ -23,7 +23,6 @@ from cudakit.memory.steps import (
     step_moments,
 )
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
 

@@ -15,8 +15,8 @@ from cudakit.stacks import call_site_index
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudakit.memory.record.model import ProcessMemory
-    from cudakit.memory.record.snapshot_file import LimitPassed
+    from cudakit.memory.process import ProcessMemory
+    from cudakit.memory.torch_snapshot import LimitPassed
     from cudakit.trace.spool import Batch
 
 
@@ -94,7 +94,7 @@ class MemoryMonitor:
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
     def _memory_of(self, pid: int, trace_number: int) -> ProcessMemory:
-        from cudakit.memory.record.model import ProcessMemory
+        from cudakit.memory.process import ProcessMemory
 
         if (pid, trace_number) not in self._memory_by_trace:
             memory = self._memory_by_trace[pid, trace_number] = ProcessMemory()
@@ -103,7 +103,7 @@ class MemoryMonitor:
 
     def _build_oom_snapshot(self, pid: int, trace_number: int) -> None:
         """Build the snapshot of the moment when a pool ran out of memory."""
-        from cudakit.memory.record.snapshot_file import build_snapshot
+        from cudakit.memory.torch_snapshot import build_snapshot
 
         memory = self._memory_by_trace[pid, trace_number]
         snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=None)
@@ -113,7 +113,7 @@ class MemoryMonitor:
 
     def _write_ooms(self) -> None:
         """Write the snapshots of out-of-memory errors. The agent must have reported the path before."""
-        from cudakit.memory.record.snapshot_file import extended_stem
+        from cudakit.memory.torch_snapshot import extended_stem
 
         for pid, trace_number, snapshot in self._unwritten_ooms:
             path = Path(self._path_of(pid, trace_number))
@@ -127,12 +127,12 @@ class MemoryMonitor:
         paths = self._paths[pid]
         if paths:
             return paths[min(trace_number, len(paths) - 1)]
-        from cudakit.memory.record.snapshot_file import extended_stem
+        from cudakit.memory.torch_snapshot import extended_stem
 
         return str(extended_stem(self._path, f"-{pid}").absolute())
 
     def _add_jax_arrays(self, message: AgentMessage) -> None:
-        from cudakit.memory.record.jax_profile import arrays_of_message
+        from cudakit.memory.jax_profile import arrays_of_message
         from cudakit.memory.snapshot import JAX
 
         trace_numbers = [
@@ -160,7 +160,7 @@ class MemoryMonitor:
         self, memory: ProcessMemory, path: str, *, has_torch: bool
     ) -> dict[str, Any] | None:
         """Write the snapshot of a process. If that is impossible, add a note and return None."""
-        from cudakit.memory.record.snapshot_file import build_snapshot
+        from cudakit.memory.torch_snapshot import build_snapshot
 
         torch_snapshot = self._read_torch_snapshot(path) if has_torch else None
         if has_torch and torch_snapshot is None:
@@ -172,7 +172,7 @@ class MemoryMonitor:
 
     def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:
         """Write a snapshot. If that is impossible, add a note and return False."""
-        from cudakit.memory.record.snapshot_file import write_snapshot
+        from cudakit.memory.torch_snapshot import write_snapshot
 
         try:
             write_snapshot(snapshot, path)
@@ -182,7 +182,7 @@ class MemoryMonitor:
         return True
 
     def _read_torch_snapshot(self, path: str) -> dict[str, Any] | None:
-        from cudakit.memory.record.snapshot_file import read_snapshot
+        from cudakit.memory.torch_snapshot import read_snapshot
 
         try:
             return read_snapshot(Path(path))
@@ -191,7 +191,7 @@ class MemoryMonitor:
             return None
 
     def _check_limit(self, snapshot: dict[str, Any] | None, pid: int) -> list[str]:
-        from cudakit.memory.record.snapshot_file import find_limit_passed
+        from cudakit.memory.torch_snapshot import find_limit_passed
 
         if snapshot is None or self._limit_bytes is None:
             return []

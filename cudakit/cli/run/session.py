@@ -437,7 +437,7 @@ def _print_snapshots(paths: Sequence[str]) -> None:
 
 def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
-    from cudakit.memory.record.snapshot_file import extended_stem
+    from cudakit.memory.torch_snapshot import extended_stem
 
     path = spec.snapshot or "cudakit-memory.pickle"
     for name in (path, extended_stem(Path(path), "-oom")):

@@ -219,9 +219,9 @@ class State:
     allocated_is_derived: bool  # whether some block sizes are computed by the allocator's rules
 
 
-def state_at(trace_replay: History, layout: Layout, moment: int) -> State:
+def state_at(history: History, layout: Layout, moment: int) -> State:
     """Return the totals of a moment; ``layout`` is the layout at this moment."""
-    curves = trace_replay.curves
+    curves = history.curves
     active_bytes, allocated_bytes = int(curves.active[moment]), int(curves.allocated[moment])
     return State(
         allocated_bytes=allocated_bytes,
@@ -231,5 +231,5 @@ def state_at(trace_replay: History, layout: Layout, moment: int) -> State:
         pending_free_bytes=active_bytes - allocated_bytes,
         segments=len(layout.segments),
         blocks=len(layout.block_size),
-        allocated_is_derived=not bool(trace_replay.allocations.size_known[layout.allocation].all()),
+        allocated_is_derived=not bool(history.allocations.size_known[layout.allocation].all()),
     )

@@ -13,6 +13,7 @@ from cudakit.memory.history.segments import SegmentHistory, SegmentLifetimes
 from cudakit.memory.snapshot import (
     BEFORE_TRACE,
     POOL_NAMES,
+    Action,
     Addresses,
     DeviceTrace,
     Ids,
@@ -21,7 +22,6 @@ from cudakit.memory.snapshot import (
     Snapshot,
     take,
 )
-from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import recorded_divisions, recorded_max_split
 from cudakit.torch_rules.sizes import MAX_SMALL_BYTES, rounded_array
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from cudakit.memory.snapshot import (
     BEFORE_TRACE,
+    Action,
     Addresses,
     Blocks,
     BlockState,
@@ -21,7 +22,6 @@ from cudakit.memory.snapshot import (
     Ints,
     Mask,
 )
-from cudakit.torch_rules.actions import Action
 
 # The kinds of steps of a lifetime, in their order.
 BEGIN, REQUEST, COMPLETE = 0, 1, 2

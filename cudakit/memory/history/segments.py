@@ -19,6 +19,7 @@ from cudakit.memory.history.lifetimes import (
 )
 from cudakit.memory.snapshot import (
     BEFORE_TRACE,
+    Action,
     Addresses,
     Codes,
     DeviceTrace,
@@ -27,10 +28,9 @@ from cudakit.memory.snapshot import (
     Mask,
     SegmentKind,
     Segments,
-    concatenate_arrays,
+    concatenate,
     take,
 )
-from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.sizes import LARGE_SEGMENT, SMALL_SEGMENT
 
 
@@ -276,7 +276,7 @@ def _continues_previous(ranges: SegmentLifetimes, end_addresses: Addresses) -> M
 def _merged_by_address(
     plain_segments: SegmentLifetimes, expandable_segments: SegmentLifetimes
 ) -> SegmentLifetimes:
-    segments = concatenate_arrays(plain_segments, expandable_segments)
+    segments = concatenate(plain_segments, expandable_segments)
     return take(segments, np.argsort(segments.address, kind="stable"))
 
 

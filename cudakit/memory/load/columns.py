@@ -12,6 +12,7 @@ import numpy as np
 from cudakit.errors import SnapshotError
 from cudakit.memory.load.tree import Handles, Tree
 from cudakit.memory.snapshot import (
+    Action,
     Addresses,
     Blocks,
     BlockState,
@@ -26,7 +27,6 @@ from cudakit.memory.snapshot import (
     take,
 )
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 # GPUs address at most 49 bits (CUDA C++ Programming Guide, unified memory).
 MAX_BYTES = 1 << 49

@@ -43,7 +43,7 @@ from cudakit.torch_rules.settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MAX_DEVICES = 128
-# The key of NVTX marks; memory/record/snapshot_file.py writes it.
+# The key of NVTX marks; memory/torch_snapshot.py writes it.
 _MARKS_KEY = "cudakit_marks"
 _SNAPSHOT_KEYS = ("segments", "device_traces", "host_segments", "host_traces")
 

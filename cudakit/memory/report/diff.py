@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal
 
-from cudakit.memory.call_sites import site_name
 from cudakit.memory.report import page
 from cudakit.memory.report.rows import (
     device_name,
@@ -16,6 +15,7 @@ from cudakit.memory.report.rows import (
     table,
 )
 from cudakit.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
+from cudakit.memory.snapshot import site_name
 from cudakit.report.document import (
     Bytes,
     Change,

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import UsageError
-from cudakit.memory.call_sites import StackTable
 from cudakit.memory.report.rows import device_name
 from cudakit.memory.result import DeviceMemory, MemoryResult
-from cudakit.memory.snapshot import Ids, Ints, Snapshot
+from cudakit.memory.snapshot import Ids, Ints, Snapshot, StackTable
 from cudakit.memory.steps import non_decreasing
 from cudakit.report.document import Columns
 from cudakit.report.timeline import (
@@ -127,7 +126,7 @@ def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
 
 
 def _allocation_rows(device: DeviceMemory, site_frames: Ids) -> dict[str, npt.NDArray[Any]]:
-    allocations, n_events = device.replay.allocations, len(device.trace.events)
+    allocations, n_events = device.history.allocations, len(device.trace.events)
     return {
         "file": np.zeros(len(allocations), np.int32),
         "device": np.full(len(allocations), -1 if device.device is None else device.device),
@@ -214,7 +213,7 @@ def _event_clock(device: DeviceMemory) -> Ints:
 
 def _counters(device: DeviceMemory, time_ns: Ints) -> Iterator[Counter]:
     """Yield the curves of a device, with a value for each change."""
-    name, curves = device_name(device), device.replay.curves
+    name, curves = device_name(device), device.history.curves
     for label, curve in (
         ("requested", curves.requested),
         ("allocated", curves.allocated),
@@ -227,7 +226,7 @@ def _counters(device: DeviceMemory, time_ns: Ints) -> Iterator[Counter]:
 
 def _allocation_spans(device: DeviceMemory, time_ns: Ints, tracks: list[Track]) -> Spans:
     """Return the large allocations; add a track for each stream, and more for those that overlap."""
-    allocations, snapshot = device.replay.allocations, device.snapshot
+    allocations, snapshot = device.history.allocations, device.snapshot
     last = len(time_ns) - 1
     is_large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
     start = time_ns[np.clip(allocations.begin[is_large], 0, last)]
@@ -265,14 +264,10 @@ def _allocation_spans(device: DeviceMemory, time_ns: Ints, tracks: list[Track]) 
 
 def _site_names(snapshot: Snapshot, stack_ids: Ids) -> tuple[tuple[str, ...], Ids]:
     """Return the texts of the call sites of stacks, and the index of each stack's text."""
-    stack_table = StackTable(snapshot)
-    used_stacks, stack_index = np.unique(stack_ids, return_inverse=True)
-    used_frames = [snapshot.stacks[stack_id] for stack_id in used_stacks.tolist()]
-    site_names = tuple(
-        frame_text(snapshot.frames[frames[stack_table.site_index(stack_id)]])
-        if frames
-        else "no stack recorded"
-        for stack_id, frames in zip(used_stacks.tolist(), used_frames, strict=True)
+    stacks, index = np.unique(stack_ids, return_inverse=True)
+    names = tuple(
+        frame_text(snapshot.frames[frame]) if frame >= 0 else "no stack recorded"
+        for frame in StackTable(snapshot).site_frames[stacks].tolist()
     )
-    _check_characters(snapshot, (site_names, stack_index.astype(np.int32)))
-    return site_names, stack_index.astype(np.int32)
+    _check_characters(snapshot, (names, index.astype(np.int32)))
+    return names, index.astype(np.int32)

@@ -11,14 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from cudakit.memory.call_sites import StackTable
 from cudakit.memory.report.rows import device_name
 from cudakit.memory.result import DeviceDiff, DeviceMemory
-from cudakit.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Snapshot, pool_name
+from cudakit.memory.snapshot import (
+    Action,
+    DeviceTrace,
+    Ids,
+    Ints,
+    SegmentKind,
+    Snapshot,
+    StackTable,
+    pool_name,
+)
 from cudakit.memory.steps import active_annotation, non_decreasing
 from cudakit.report.document import Array, Explorer, ExplorerData
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 _SCRIPT_PACKAGE = "cudakit.memory.report"
 # Number of characters to which names from files are cut, so that a damaged file makes no huge page.
@@ -38,7 +45,7 @@ def explorer(device: DeviceMemory) -> Explorer:
 
 
 def _device_arrays(device: DeviceMemory) -> Mapping[str, Array]:
-    allocations, trace = device.replay.allocations, device.trace
+    allocations, trace = device.history.allocations, device.trace
     begin_order = np.argsort(allocations.begin, kind="stable")
     begin_events, free_events, end_events = (
         array[begin_order]
@@ -64,7 +71,7 @@ def _device_arrays(device: DeviceMemory) -> Mapping[str, Array]:
         "range": _ids_by_event(range_ids, source_events),
         **_segment_arrays(device),
         # If events contradict each other, the reserved memory differs from the sum of the segments.
-        "reserved": device.replay.curves.reserved,
+        "reserved": device.history.curves.reserved,
         "action": trace.events.action,
         "time_us": event_times - event_times[0] if len(event_times) else event_times,
         "oom_event": oom_events,
@@ -163,7 +170,7 @@ def _ids_by_event(ids: Ids, source_events: Ints) -> Ids:
 
 
 def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
-    history = device.replay.segments
+    history = device.history.segments
     segment_tables = (history.plain_segments, history.mapped_ranges)
 
     def joined_column(name: str) -> Array:
@@ -210,10 +217,10 @@ def _device_facts(device: DeviceMemory) -> dict[str, Any]:
         "device": device_name(device),
         "file": device.file,
         "events": len(trace.events),
-        "begins_complete": device.replay.begins_complete,
+        "begins_complete": device.history.begins_complete,
         "has_times": snapshot.has_times,
         "first_us": first_us,
-        "peak_event": device.replay.peak_moment() - 1,
+        "peak_event": device.history.peak_moment() - 1,
         "shown_event": device.at.event,
         "frames": _frame_rows(snapshot.frames),
         "texts": [_cut_text(text) for text in snapshot.texts],

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from cudakit.memory.call_sites import site_name
 from cudakit.memory.history import State
 from cudakit.memory.report.rows import (
     NO_STACK,
@@ -27,7 +26,7 @@ from cudakit.memory.result import (
     Peak,
     ReplayedRemedy,
 )
-from cudakit.memory.snapshot import pool_name
+from cudakit.memory.snapshot import pool_name, site_name
 from cudakit.memory.verdict import replays_sentence
 from cudakit.report.document import (
     Bytes,
@@ -243,7 +242,7 @@ def _exact_sentence(device: DeviceMemory) -> str:
 
 
 def _first_state_text(device: DeviceMemory) -> str:
-    curves = device.replay.curves
+    curves = device.history.curves
     if curves.active[0]:
         return "with memory in use"
     if curves.reserved[0]:

@@ -6,18 +6,16 @@ The ids and their meanings are in docs/explanation/memviz.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from cudakit.memory.call_sites import StackTable, site_name
 from cudakit.memory.growth import growing_stacks, growth_between, is_growing, is_rising
 from cudakit.memory.result import Cause, DiffRow
-from cudakit.memory.snapshot import Ints, Mask
+from cudakit.memory.snapshot import Ints, Mask, StackTable, site_name
 from cudakit.memory.steps import is_inner_call
-from cudakit.memory.verdict.failure import Failure
+from cudakit.memory.verdict.failure import Failure, obstacle_of
 from cudakit.stacks import Frame
-from cudakit.torch_rules.oom_verdict import verdict_of
 from cudakit.torch_rules.sizes import MIB
 from cudakit.units import format_bytes, format_count, round_up_bytes
 
@@ -49,8 +47,7 @@ def request_too_large(failure: Failure) -> Cause | None:
             f" and {limit_clause} {format_bytes(available_bytes)}"
         ),
         remedy="compute this result in parts, or with less precision",
-        stack=failure.stacks.frames(failure.stack),
-        site=failure.stacks.site_index(failure.stack),
+        **failure.call_site,
     )
 
 
@@ -90,7 +87,7 @@ def limit_remedy(failure: Failure, replayed_bytes: int | None) -> str:
         else ", as replays with several limits show"
     )
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
-    allowed_bytes = max(int(failure.trace_replay.curves.reserved[: failure.event + 1].max()), 1)
+    allowed_bytes = max(failure.highest_reserved_bytes, 1)
     if failure.device_total_bytes:
         fraction = min(-(-1000 * needed_bytes // failure.device_total_bytes) / 1000, 1.0)
         new_limit_text = (
@@ -111,13 +108,21 @@ def other_processes(failure: Failure) -> Cause | None:
     request, outside_bytes = failure.request, failure.outside_bytes
     if request.is_limited or not is_shared(failure):
         return None
+    holders_text = ", by other processes or other libraries of this process"
+    if failure.libraries:
+        texts = [
+            f"{format_bytes(size)} by {name} in this process" for name, size in failure.libraries
+        ]
+        unattributed_bytes = outside_bytes - failure.library_bytes
+        if unattributed_bytes > 0:
+            texts.append(f"{format_bytes(unattributed_bytes)} by other processes and CUDA contexts")
+        holders_text = f" ({', '.join(texts)})"
     return Cause(
         "other_processes",
         outside_bytes,
         sufficient=outside_bytes + request.device_free_bytes >= request.needed_bytes,
         sentence=(
-            f"{format_bytes(outside_bytes)} of the device is in use outside this"
-            f" allocator{_outside_holders_text(failure)};"
+            f"{format_bytes(outside_bytes)} of the device is in use outside this allocator{holders_text};"
             f" {format_bytes(request.reserved_bytes)} is reserved here and"
             f" {format_bytes(request.device_free_bytes)} is free"
         ),
@@ -133,43 +138,17 @@ def is_shared(failure: Failure) -> bool:
     return failure.outside_bytes >= max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available_bytes)
 
 
-def _outside_holders_text(failure: Failure) -> str:
-    """Return a part of a sentence: the libraries and processes that hold memory outside the allocator."""
-    if not failure.libraries:
-        return ", by other processes or other libraries of this process"
-    unattributed_bytes = failure.outside_bytes - sum(
-        reserved_bytes for _, reserved_bytes in failure.libraries
-    )
-    holder_texts = [
-        f"{format_bytes(reserved_bytes)} by {name} in this process"
-        for name, reserved_bytes in failure.libraries
-    ]
-    if unattributed_bytes > 0:
-        holder_texts.append(
-            f"{format_bytes(unattributed_bytes)} by other processes and CUDA contexts"
-        )
-    return f" ({', '.join(holder_texts)})"
-
-
-_UNUSABLE_REMEDIES: Final = {
-    "pool": "allocate on the stream that has the free memory, let CUDA graphs share one pool, and delete"
-    " graphs and MemPools that are no longer used",
-    "fragmentation": "free the long-lived blocks that keep segments in use, or allocate them first",
-}
-
-
 def fragmentation(failure: Failure) -> Cause | None:
     """Return evidence that segments have free memory that the request cannot use."""
-    request, verdict = failure.request, verdict_of(failure.request)
-    unusable_bytes = request.free_bytes + (
-        request.pending_bytes if verdict.code == "pending" else 0
-    )
-    is_sufficient = verdict.code not in ("limit", "capacity")
-    if not unusable_bytes or not (
-        is_sufficient or unusable_bytes >= LARGE_FREE_SHARE * request.reserved_bytes
-    ):
+    request, obstacle = failure.request, obstacle_of(failure.request)
+    unusable_bytes = request.free_bytes
+    if obstacle.code == "pending":
+        unusable_bytes += request.pending_bytes
+    is_sufficient = obstacle.code not in ("limit", "capacity")
+    is_large = unusable_bytes >= LARGE_FREE_SHARE * request.reserved_bytes
+    if not unusable_bytes or not (is_sufficient or is_large):
         return None
-    reason = verdict.reason
+    reason = obstacle.reason
     if not is_sufficient:
         largest_bytes = max(request.own_largest_bytes, request.other_largest_bytes)
         reason = (
@@ -177,11 +156,12 @@ def fragmentation(failure: Failure) -> Cause | None:
             f" {format_bytes(largest_bytes)}; all of the free memory is less than the request, so that"
             " fragmentation is only a part of the cause"
         )
-    remedy = verdict.remedy or _UNUSABLE_REMEDIES.get(
-        verdict.code, _UNUSABLE_REMEDIES["fragmentation"]
-    )
     return Cause(
-        "fragmentation", unusable_bytes, sufficient=is_sufficient, sentence=reason, remedy=remedy
+        "fragmentation",
+        unusable_bytes,
+        sufficient=is_sufficient,
+        sentence=reason,
+        remedy=obstacle.remedy,
     )
 
 
@@ -202,7 +182,7 @@ _MIN_ACCUMULATED_BLOCKS = 8
 
 def retained(failure: Failure) -> Cause | None:
     """Return evidence that blocks of some call sites accumulate from step to step."""
-    growing = growing_stacks(failure.trace_replay.allocations, failure.steps.bounds, failure.event)
+    growing = growing_stacks(failure.history.allocations, failure.steps.bounds, failure.event)
     if not len(growing.ids):
         return None
     added_blocks = growing.counts[:, -1] - growing.counts[:, 0]
@@ -213,7 +193,7 @@ def retained(failure: Failure) -> Cause | None:
     total_bytes = int(grown_bytes.sum()) + _free_in_private_pools(failure, stack_ids)
     if total_bytes < _MIN_CAUSE_SHARE * failure.request.active_bytes or not len(stack_ids):
         return None
-    most_grown_index = int(grown_bytes.argmax())
+    call_site = failure.stacks.call_site(int(stack_ids[grown_bytes.argmax()]))
     step_count = int(growing.steps[-1] - growing.steps[0]) + 1
     block_count = int((growing.counts_at_end - growing.counts[:, 0])[is_accumulating].sum())
     return Cause(
@@ -223,14 +203,13 @@ def retained(failure: Failure) -> Cause | None:
         sentence=(
             f"{format_bytes(total_bytes)} in {format_count(block_count)} blocks accumulated over"
             f" {format_count(step_count)} steps and was not freed, most of it allocated at"
-            f" {_site_text(failure.stacks, int(stack_ids[most_grown_index]))}"
+            f" {_site_text(**call_site)}"
         ),
         remedy=(
             "delete the references to earlier steps (in lists, losses with their graphs, caught exceptions):"
             " detach the tensors that you keep, or keep numbers instead"
         ),
-        stack=failure.stacks.frames(int(stack_ids[most_grown_index])),
-        site=failure.stacks.site_index(int(stack_ids[most_grown_index])),
+        **call_site,
     )
 
 
@@ -241,7 +220,7 @@ def growth(failure: Failure) -> Cause | None:
         return None
     earlier_moment = failure.steps.peak_moment(len(peaks) // 4)
     growth_rows = growth_between(
-        failure.stacks, failure.trace_replay.allocations, earlier_moment, failure.event
+        failure.stacks, failure.history.allocations, earlier_moment, failure.event
     )
     larger_rows = [
         (_larger_bytes(row), row) for row in growth_rows if row.before_count and row.after_count
@@ -264,10 +243,10 @@ def growth(failure: Failure) -> Cause | None:
             f"the peak of each step rose from {format_bytes(int(peaks[0]))} to"
             f" {format_bytes(int(peaks[-1]))} (including the failed request) over"
             f" {format_count(len(peaks))} steps, because requests get larger, mainly at"
-            f" {_frames_text(row.stack, row.site)}"
+            f" {_site_text(row.stack, row.site)}"
         ),
         remedy=(
-            f"limit the size that grows at {_frames_text(row.stack, row.site)}: the length of sequences, the"
+            f"limit the size that grows at {_site_text(row.stack, row.site)}: the length of sequences, the"
             " size of the batch, or the cache"
         ),
         stack=row.stack,
@@ -289,11 +268,11 @@ def one_off_peak(failure: Failure) -> Cause | None:
         return None
     earlier_moment = failure.steps.peak_moment(int(earlier_peaks.argmax()))
     growth_rows = growth_between(
-        failure.stacks, failure.trace_replay.allocations, earlier_moment, failure.event
+        failure.stacks, failure.history.allocations, earlier_moment, failure.event
     )
-    stack, site = failure.stacks.frames(failure.stack), failure.stacks.site_index(failure.stack)
+    call_site = failure.call_site
     if growth_rows and growth_rows[0].change_bytes > failure.request.size_bytes:
-        stack, site = growth_rows[0].stack, growth_rows[0].site
+        call_site = {"stack": growth_rows[0].stack, "site": growth_rows[0].site}
     return Cause(
         "one_off_peak",
         excess_bytes,
@@ -302,17 +281,16 @@ def one_off_peak(failure: Failure) -> Cause | None:
             f"this step needs at least {format_bytes(failure.needed_bytes)}, and the {len(earlier_peaks):,}"
             f" {'step' if len(earlier_peaks) == 1 else 'steps'} before it needed at most"
             f" {format_bytes(highest_earlier_peak)}; most of the difference is from"
-            f" {_frames_text(stack, site)}"
+            f" {_site_text(**call_site)}"
         ),
         remedy="do this phase in smaller parts: a smaller batch, chunks, or without gradients",
-        stack=stack,
-        site=site,
+        **call_site,
     )
 
 
 def accumulated_blocks(failure: Failure) -> Cause | None:
     """Return evidence that a call site accumulates blocks until the failure, in a trace without steps."""
-    allocations, failure_event = failure.trace_replay.allocations, failure.event
+    allocations, failure_event = failure.history.allocations, failure.event
     if len(failure.steps):
         return None
     is_in_trace = (allocations.begin >= 0) & (allocations.begin < failure_event)
@@ -336,18 +314,17 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
         or latest_event < 0.75 * failure_event
     ):
         return None
-    total_bytes = int(live_bytes[stack_index])
+    total_bytes, call_site = int(live_bytes[stack_index]), failure.stacks.call_site(stack_index)
     return Cause(
         "retained",
         total_bytes,
         sufficient=total_bytes >= failure.request.short_bytes,
         sentence=(
             f"{format_bytes(total_bytes)} in {int(live_counts[stack_index]):,} blocks accumulated at"
-            f" {_site_text(failure.stacks, stack_index)}, and none was freed"
+            f" {_site_text(**call_site)}, and none was freed"
         ),
         remedy="free these blocks earlier, or keep them in host memory",
-        stack=failure.stacks.frames(stack_index),
-        site=failure.stacks.site_index(stack_index),
+        **call_site,
     )
 
 
@@ -355,55 +332,44 @@ def first_phase(failure: Failure) -> Cause | None:
     """Return evidence that a statement failed in its first run, after other statements allocated memory."""
     if len(failure.earlier_peaks) or not failure.stack:
         return None
-    live_allocations = failure.layout.allocation
-    allocations, snapshot = failure.trace_replay.allocations, failure.stacks.snapshot
-    bytes_by_stack = np.bincount(
-        allocations.stack[live_allocations],
-        weights=allocations.size[live_allocations],
-        minlength=len(snapshot.stacks),
-    )
+    allocations, snapshot = failure.history.allocations, failure.stacks.snapshot
+    live = failure.layout.allocation
+    bytes_by_stack = np.bincount(allocations.stack[live], weights=allocations.size[live])
     # Frames of each call stack, outermost first. Stack 0 is empty: the statements of its blocks are unknown.
-    outer_first_stacks = {
-        stack_index: snapshot.stacks[stack_index][::-1]
-        for stack_index in np.flatnonzero(bytes_by_stack).tolist()
-        if stack_index
+    stacks = {
+        stack: snapshot.stacks[stack][::-1]
+        for stack in np.flatnonzero(bytes_by_stack).tolist()
+        if stack
     }
-    bytes_with_stack = sum(int(bytes_by_stack[stack_index]) for stack_index in outer_first_stacks)
-    min_phase_bytes = _MIN_PHASE_SHARE * failure.needed_bytes
-    for depth, frame_index in enumerate(snapshot.stacks[failure.stack][::-1]):
-        outer_first_stacks = {
-            stack_index: frame_ids
-            for stack_index, frame_ids in outer_first_stacks.items()
-            if depth < len(frame_ids) and frame_ids[depth] == frame_index
+    bytes_with_stack = sum(int(bytes_by_stack[stack]) for stack in stacks)
+    min_bytes = _MIN_PHASE_SHARE * failure.needed_bytes
+    for depth, frame in enumerate(snapshot.stacks[failure.stack][::-1]):
+        stacks = {
+            stack: frames
+            for stack, frames in stacks.items()
+            if depth < len(frames) and frames[depth] == frame
         }
-        if is_inner_call(snapshot.frames[frame_index]):
+        if is_inner_call(snapshot.frames[frame]):
             return None  # the layers of a network are not phases of the program
-        bytes_in_phase = sum(int(bytes_by_stack[stack_index]) for stack_index in outer_first_stacks)
+        bytes_in_phase = sum(int(bytes_by_stack[stack]) for stack in stacks)
         bytes_before = bytes_with_stack - bytes_in_phase
-        if bytes_before >= min_phase_bytes:
-            return _phase_cause(
-                failure, frame_index, bytes_in_phase + failure.request.size_bytes, bytes_before
-            )
-    return None
-
-
-def _phase_cause(
-    failure: Failure, frame_index: int, needed_bytes: int, bytes_before: int
-) -> Cause | None:
-    if needed_bytes < _MIN_PHASE_SHARE * failure.needed_bytes:
+        if bytes_before >= min_bytes:
+            break
+    else:
+        return None
+    needed_bytes = bytes_in_phase + failure.request.size_bytes
+    if needed_bytes < min_bytes:
         return None
     return Cause(
         "one_off_peak",
         needed_bytes,
         sufficient=needed_bytes >= failure.request.short_bytes,
         sentence=(
-            f"{site_name(failure.stacks.snapshot.frames[frame_index])} needs at least"
-            f" {format_bytes(needed_bytes)} more than the {format_bytes(bytes_before)}"
-            " that was in use before it"
+            f"{site_name(snapshot.frames[frame])} needs at least {format_bytes(needed_bytes)} more than the"
+            f" {format_bytes(bytes_before)} that was in use before it"
         ),
         remedy="let this phase need less: smaller parts, or less precise data; or free memory before it",
-        stack=failure.stacks.frames(failure.stack),
-        site=failure.stacks.site_index(failure.stack),
+        **failure.call_site,
     )
 
 
@@ -455,7 +421,7 @@ def _free_in_private_pools(failure: Failure, stack_ids: Ints) -> int:
     The pool of a CUDA graph is released with the graph, which lives as long as the blocks.
     """
     layout = failure.layout
-    is_of_stacks = np.isin(failure.trace_replay.allocations.stack[layout.allocation], stack_ids)
+    is_of_stacks = np.isin(failure.history.allocations.stack[layout.allocation], stack_ids)
     pool_ids = np.unique(layout.segments.pool[layout.block_segment[is_of_stacks]])
     is_freed_with_blocks = np.isin(
         layout.segments.pool[layout.free_block_segment], pool_ids[pool_ids != 0]
@@ -468,15 +434,11 @@ def _larger_bytes(row: DiffRow) -> int:
     return row.after_bytes - row.after_count * row.before_bytes // row.before_count
 
 
-def _site_text(stacks: StackTable, stack_index: int) -> str:
-    return _frames_text(stacks.frames(stack_index), stacks.site_index(stack_index))
+def _site_text(stack: tuple[Frame, ...], site: int) -> str:
+    return site_name(stack[site]) if stack else "a call site that was not recorded"
 
 
-def _frames_text(frames: tuple[Frame, ...], site: int) -> str:
-    return site_name(frames[site]) if frames else "a call site that was not recorded"
-
-
-CauseFunction = Callable[[Failure], Cause | None]
+CauseFunction: TypeAlias = Callable[[Failure], Cause | None]
 # The order of causes: a cause comes before its consequences. The last three causes have weak evidence.
 CAUSE_FUNCTIONS: Final[tuple[CauseFunction, ...]] = (
     request_too_large,
@@ -502,29 +464,29 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
 
     If ``with_history`` is false, the causes that need the events before the failure are not searched.
     """
-    functions = [
-        function for function in CAUSE_FUNCTIONS if with_history or function not in _NEEDS_HISTORY
-    ]
-    cause_by_function = {
-        function: cause for function in functions if (cause := function(failure)) is not None
+    causes = {
+        function: cause
+        for function in CAUSE_FUNCTIONS
+        if (with_history or function not in _NEEDS_HISTORY)
+        and (cause := function(failure)) is not None
     }
-    if growth in cause_by_function:
-        cause_by_function.pop(one_off_peak, None)
-    unusable_memory = cause_by_function.get(fragmentation)
-    is_main_cause = (
-        unusable_memory is not None
-        and unusable_memory.sufficient
-        and unusable_memory.bytes >= LARGE_FREE_SHARE * failure.request.reserved_bytes
+    if growth in causes:
+        causes.pop(one_off_peak, None)
+    ordered = sorted(causes.values(), key=lambda cause: not cause.sufficient)
+    unusable = causes.get(fragmentation)
+    if (
+        unusable is not None
+        and unusable.sufficient
+        and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved_bytes
         and all(
-            unusable_memory.bytes > cause.bytes
-            for function, cause in cause_by_function.items()
+            unusable.bytes > cause.bytes
+            for function, cause in causes.items()
             if function in _COMPARED_WITH_FREE_MEMORY
         )
-    )
-    ordered_causes = [unusable_memory] if is_main_cause and unusable_memory is not None else []
-    ordered_causes += sorted(cause_by_function.values(), key=lambda cause: not cause.sufficient)
+    ):
+        ordered.insert(0, unusable)
     cause_by_id: dict[str, Cause] = {}
-    for cause in ordered_causes:
+    for cause in ordered:
         cause_by_id.setdefault(cause.id, cause)
     if len(cause_by_id) > 1:
         cause_by_id.pop("capacity", None)

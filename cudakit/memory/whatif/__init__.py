@@ -26,7 +26,7 @@ from cudakit.memory.result import (
     WhatIfResult,
     file_facts,
 )
-from cudakit.memory.snapshot import HOST, DeviceTrace, Snapshot
+from cudakit.memory.snapshot import HOST, Action, DeviceTrace, Snapshot
 from cudakit.memory.whatif.program import (
     EMPTY_PROGRAM,
     Recording,
@@ -38,7 +38,6 @@ from cudakit.memory.whatif.program import (
     settings_of,
 )
 from cudakit.memory.whatif.replay import NewAllocator, replay
-from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, parse_config
 from cudakit.units import format_bytes, format_count
 

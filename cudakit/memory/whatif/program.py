@@ -15,8 +15,16 @@ from cudakit.memory.history import History, reconstruct
 from cudakit.memory.history.allocations import Allocations, Curves
 from cudakit.memory.result import Limit, MemoryTotals, Outcome
 from cudakit.memory.selection import pytorch_trace
-from cudakit.memory.snapshot import BEFORE_TRACE, DeviceTrace, Events, Ids, Ints, Mask, Snapshot
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import (
+    BEFORE_TRACE,
+    Action,
+    DeviceTrace,
+    Events,
+    Ids,
+    Ints,
+    Mask,
+    Snapshot,
+)
 from cudakit.torch_rules.settings import Settings, flag_of_device, recorded_settings, with_changes
 from cudakit.torch_rules.sizes import rounded, segment_size
 
@@ -43,13 +51,16 @@ class Recording:
         """Return the events of failed allocations."""
         return np.flatnonzero(self.trace.events.action == Action.OOM).tolist()
 
+    @property
+    def searches_again(self) -> bool:
+        """Whether cudakit's allocator recorded this, with its option ``search_again``."""
+        return self.snapshot.settings.get("cudakit_search_again") is True
+
     def segment_addresses(self) -> Iterator[tuple[int, int]]:
         """Yield the addresses and sizes of the segments in the order of their allocation."""
         segments = self.history.segments.plain_segments
-        begin_order = np.argsort(segments.begin, kind="stable")
-        return zip(
-            segments.address[begin_order].tolist(), segments.size[begin_order].tolist(), strict=True
-        )
+        order = np.argsort(segments.begin, kind="stable")
+        return zip(segments.address[order].tolist(), segments.size[order].tolist(), strict=True)
 
 
 def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:

@@ -28,8 +28,7 @@ from memory.strategies import LAW, garbage, histories, recordings
 from cudakit.memory.history import History, Layout, live_at, reconstruct
 from cudakit.memory.history.allocations import Allocations
 from cudakit.memory.history.lifetimes import Contradictions
-from cudakit.memory.snapshot import BEFORE_TRACE, HOST, BlockState, DeviceTrace, SegmentKind
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import BEFORE_TRACE, HOST, Action, BlockState, DeviceTrace, SegmentKind
 
 CURVES = ("requested", "allocated", "active", "reserved")
 BASE = 0x7F00_0000_0000

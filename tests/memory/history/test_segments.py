@@ -12,8 +12,7 @@ from memory.simulated_history import SimulatedHistory
 from memory.strategies import LAW, garbage, recordings
 
 from cudakit.memory.history.segments import SegmentLifetimes, mapped_ranges, segment_history
-from cudakit.memory.snapshot import BEFORE_TRACE, DeviceTrace, SegmentKind
-from cudakit.torch_rules.actions import Action
+from cudakit.memory.snapshot import BEFORE_TRACE, Action, DeviceTrace, SegmentKind
 
 BASE = 0x7F00_0000_0000
 OTHER = BASE + 64 * MIB

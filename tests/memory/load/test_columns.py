@@ -9,9 +9,8 @@ from memory.load import files
 from memory.load.files import GIB, LARGE, MIB, SIDE_STREAM, SMALL, STEP, event, frame
 from memory.load.reading import TOP, Loader, only, said, stack, untraced
 
-from cudakit.memory.snapshot import HOST, BlockState, SegmentKind
+from cudakit.memory.snapshot import HOST, Action, BlockState, SegmentKind
 from cudakit.stacks import Frame
-from cudakit.torch_rules.actions import Action
 
 
 def test_event_columns_equal_the_file(loaded: Loader) -> None:

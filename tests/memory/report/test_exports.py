@@ -32,7 +32,7 @@ def test_csv_export_has_a_row_per_allocation(result: MemoryResult) -> None:
     )
     live = [row for row in rows if not row["end_event"]]
 
-    assert len(rows) == len(result.devices[0].replay.allocations)
+    assert len(rows) == len(result.devices[0].history.allocations)
     assert sum(int(row["size_bytes"]) for row in live) == result.devices[0].end.active_bytes
     assert all(int(row["begin_event"]) < int(row["end_event"]) for row in rows if row["end_event"])
 

@@ -17,16 +17,14 @@ from memory.verdict.programs import DEVICE, Gpu, Tensor
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.api.memory import new_allocator
 from cudakit.memory.analyze import analyze
-from cudakit.memory.call_sites import StackTable
 from cudakit.memory.growth import step_history
 from cudakit.memory.history import reconstruct
 from cudakit.memory.load import load
 from cudakit.memory.result import Oom, ReplayedRemedy
 from cudakit.memory.selection import MemorySpec
-from cudakit.memory.snapshot import Snapshot
+from cudakit.memory.snapshot import Action, Snapshot, StackTable
 from cudakit.memory.verdict.failure import failure_at
 from cudakit.memory.verdict.trials import ReplayLimits, replay_changes
-from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, parse_config
 
 ROOT = Path(__file__).parents[3]
@@ -103,13 +101,12 @@ def replayed_remedies(snapshot: Snapshot, limits: ReplayLimits) -> tuple[Replaye
     history = reconstruct(snapshot, trace)
     failure = failure_at(
         int(np.flatnonzero(trace.events.action == Action.OOM)[-1]),
-        snapshot=snapshot,
         trace=trace,
-        trace_replay=history,
+        history=history,
         steps=step_history(snapshot, trace, history),
         stacks=StackTable(snapshot),
     )
-    return replay_changes(failure, snapshot, trace, new_allocator, limits)
+    return replay_changes(failure, new_allocator, limits)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The verdict on a failed request: the change that would have let the request succeed."""
+"""The obstacle of a failed request: the change that would have let the request succeed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from cudakit.memory.snapshot import CUDAKIT_CALLS
+from cudakit.memory.verdict.failure import FailedRequest, obstacle_of
 from cudakit.torch_rules.oom import Fit, fit_of
-from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, FailedRequest, verdict_of
 from cudakit.torch_rules.sizes import MIB
 
 # A request of 30 MiB; 50 of the device's 64 MiB are reserved and in use.
@@ -24,8 +25,6 @@ FULL = FailedRequest(
     releasable_bytes=0,
     releasable_private_bytes=0,
     pending_bytes=0,
-    is_expandable=False,
-    is_split_limited=False,
 )
 
 
@@ -56,8 +55,8 @@ def test_fit_of_each_change_needs_exactly_the_missing_bytes() -> None:
         ({"free_bytes": 16 * MIB}, "pool"),
     ],
 )
-def test_verdict_names_the_change_that_helps(changes: dict[str, int], code: str) -> None:
-    assert verdict_of(replace(FULL, **changes)).code == code  # type: ignore[arg-type]
+def test_obstacle_names_the_change_that_helps(changes: dict[str, int], code: str) -> None:
+    assert obstacle_of(replace(FULL, **changes)).code == code  # type: ignore[arg-type]
 
 
 def test_shortage_counts_usable_device_memory() -> None:
@@ -68,8 +67,8 @@ def test_shortage_counts_usable_device_memory() -> None:
     assert limited.short_bytes == 30 * MIB
 
 
-def test_verdict_of_a_limited_process_is_the_change_that_needs_no_limit() -> None:
-    found = verdict_of(replace(FULL, device_free_bytes=40 * MIB, releasable_bytes=30 * MIB))
+def test_obstacle_of_a_limited_process_is_the_change_that_needs_no_limit() -> None:
+    found = obstacle_of(replace(FULL, device_free_bytes=40 * MIB, releasable_bytes=30 * MIB))
     assert found.code == "cache"
     assert "30.0 MiB is in empty segments" in found.reason
 
@@ -86,5 +85,5 @@ def test_verdict_of_a_limited_process_is_the_change_that_needs_no_limit() -> Non
 )
 def test_remedies_for_cudakits_allocator_name_no_call_of_pytorch(changes: dict[str, int]) -> None:
     failed = replace(FULL, calls=CUDAKIT_CALLS, **changes)  # type: ignore[arg-type]
-    found = verdict_of(failed)
+    found = obstacle_of(failed)
     assert "torch" not in (found.reason + found.remedy).lower()

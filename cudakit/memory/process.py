@@ -82,17 +82,12 @@ class Entry(NamedTuple):
 
 
 class MemoryModel:
-    """The segments and blocks of one process, and the last events of each device.
-
-    ``max_entries`` is the number of events that are kept for each device.
-    """
+    """The segments and blocks of one process, and the last ``max_entries`` events of each device."""
 
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
         self.entries: dict[int, deque[Entry]] = {}
-        self.overflowed_devices: set[int] = (
-            set()
-        )  # numbers of the devices whose oldest events were dropped
+        self.overflowed_devices: set[int] = set()  # devices whose oldest events were dropped
         self._segments: dict[int, Segment] = {}  # segments in use by address
         self._addresses: list[int] = []  # addresses of the segments in use, ascending
 
@@ -126,17 +121,18 @@ class MemoryModel:
         time_ns: int,
     ) -> None:
         """Add a driver allocation; ``pool`` is the pool that made the allocation, "" if unknown."""
-        segment = Segment(
-            device=HOST if kind is AllocationKind.PINNED else device,
-            address=address,
-            size_bytes=_rounded_size(size_bytes),
-            requested_bytes=size_bytes,
-            stream=stream,
-            stack=stack,
-            begin_ns=time_ns,
-            pool=pool or (MANAGED if kind is AllocationKind.MANAGED else DRIVER),
+        self._add_segment(
+            Segment(
+                device=HOST if kind is AllocationKind.PINNED else device,
+                address=address,
+                size_bytes=_rounded_size(size_bytes),
+                requested_bytes=size_bytes,
+                stream=stream,
+                stack=stack,
+                begin_ns=time_ns,
+                pool=pool or (MANAGED if kind is AllocationKind.MANAGED else DRIVER),
+            )
         )
-        self._add_segment(segment)
 
     def driver_free(self, *, address: int, stack: Stack, time_ns: int) -> None:
         """Remove a driver allocation; an address without a recorded allocation is ignored."""
@@ -183,7 +179,7 @@ class MemoryModel:
         segment.pool = pool
         block_bytes = min(rounded_bytes, segment.end - address)
         segment.blocks[address] = BlockInUse(block_bytes, requested_bytes, pool, stack)
-        self._append_entry("alloc", segment, address, requested_bytes, stack, time_ns)
+        self._append(Entry("alloc", address, requested_bytes, time_ns, stack, segment))
 
     def pool_free(self, *, address: int, pool: str, stack: Stack, time_ns: int) -> None:
         """Remove a block of a pool; an unrecorded block or a block of another pool is ignored."""
@@ -205,7 +201,7 @@ class MemoryModel:
         time_ns: int,
     ) -> None:
         """Add a failed allocation of a pool; ``free_bytes`` is the free memory of the device."""
-        empty_segment = Segment(
+        no_segment = Segment(
             device=device,
             address=0,
             size_bytes=0,
@@ -215,7 +211,7 @@ class MemoryModel:
             begin_ns=time_ns,
             pool=pool,
         )
-        self._append_entry("oom", empty_segment, free_bytes, size_bytes, stack, time_ns)
+        self._append(Entry("oom", free_bytes, size_bytes, time_ns, stack, no_segment))
 
     def replace_blocks(
         self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int
@@ -230,8 +226,8 @@ class MemoryModel:
                 if block.pool == pool and new_block != (block.requested_bytes, block.stack):
                     self.pool_free(address=address, pool=pool, stack=(), time_ns=time_ns)
         for (device, address), (size_bytes, stack) in blocks.items():
-            segment_at_address = self._segment_at(address)
-            if segment_at_address is None or address not in segment_at_address.blocks:
+            existing_segment = self._segment_at(address)
+            if existing_segment is None or address not in existing_segment.blocks:
                 self.pool_alloc(
                     device=device,
                     address=address,
@@ -251,64 +247,46 @@ class MemoryModel:
         return segment if segment and address < segment.end else None
 
     def _add_segment(self, segment: Segment) -> None:
-        for overlapping_segment in self._overlapping_segments(segment.address, segment.end):
-            # The free of the overlapping segment was not recorded.
-            self._remove_segment(overlapping_segment, (), segment.begin_ns)
-        self._segments[segment.address] = segment
-        insort(self._addresses, segment.address)
+        first_index = max(bisect_right(self._addresses, segment.address) - 1, 0)
+        end_index = bisect_right(self._addresses, segment.end - 1)
+        for earlier in [self._segments[key] for key in self._addresses[first_index:end_index]]:
+            if earlier.end > segment.address:  # its free was not recorded
+                self._remove_segment(earlier, (), segment.begin_ns)
         address, stack, time_ns = segment.address, segment.stack, segment.begin_ns
-        self._append_entry("segment_alloc", segment, address, segment.size_bytes, stack, time_ns)
+        self._segments[address] = segment
+        insort(self._addresses, address)
         requested_bytes = segment.requested_bytes
-        self._append_entry(
-            "alloc", segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
+        self._append(
+            Entry("segment_alloc", address, segment.size_bytes, time_ns, stack, segment),
+            Entry("alloc", address, requested_bytes, time_ns, stack, segment, True),
         )
 
     def _remove_segment(self, segment: Segment, stack: Stack, time_ns: int) -> None:
         for address in list(segment.blocks):
             self._free_block(segment, address, stack, time_ns)
         address, requested_bytes = segment.address, segment.requested_bytes
-        for action in ("free_requested", "free_completed"):
-            self._append_entry(
-                action, segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
-            )
-        self._append_entry("segment_free", segment, address, segment.size_bytes, stack, time_ns)
-        segment.end_ns = time_ns
-        del self._segments[segment.address]
-        del self._addresses[bisect_right(self._addresses, segment.address) - 1]
-
-    def _overlapping_segments(self, begin: int, end: int) -> list[Segment]:
-        """Return the segments in use that overlap the addresses from ``begin`` up to ``end``."""
-        first_index = bisect_right(self._addresses, begin) - 1
-        end_index = bisect_right(self._addresses, end - 1)
-        candidate_segments = (
-            self._segments[address] for address in self._addresses[max(first_index, 0) : end_index]
+        self._append(
+            Entry("free_requested", address, requested_bytes, time_ns, stack, segment, True),
+            Entry("free_completed", address, requested_bytes, time_ns, stack, segment, True),
+            Entry("segment_free", address, segment.size_bytes, time_ns, stack, segment),
         )
-        return [segment for segment in candidate_segments if segment.end > begin]
+        segment.end_ns = time_ns
+        del self._segments[address]
+        del self._addresses[bisect_right(self._addresses, address) - 1]
 
     def _free_block(self, segment: Segment, address: int, stack: Stack, time_ns: int) -> None:
-        block = segment.blocks.pop(address)
-        for action in ("free_requested", "free_completed"):
-            self._append_entry(action, segment, address, block.requested_bytes, stack, time_ns)
-
-    def _append_entry(
-        self,
-        action: Action,
-        segment: Segment,
-        address: int,
-        size_bytes: int,
-        stack: Stack,
-        time_ns: int,
-        *,
-        is_segment_as_block: bool = False,
-    ) -> None:
-        entries = self.entries.get(segment.device)
-        if entries is None:
-            entries = self.entries[segment.device] = deque(maxlen=self.max_entries)
-        if len(entries) == self.max_entries:
-            self.overflowed_devices.add(segment.device)
-        entries.append(
-            Entry(action, address, size_bytes, time_ns, stack, segment, is_segment_as_block)
+        requested_bytes = segment.blocks.pop(address).requested_bytes
+        self._append(
+            Entry("free_requested", address, requested_bytes, time_ns, stack, segment),
+            Entry("free_completed", address, requested_bytes, time_ns, stack, segment),
         )
+
+    def _append(self, *entries: Entry) -> None:
+        device = entries[0].segment.device
+        kept_entries = self.entries.setdefault(device, deque(maxlen=self.max_entries))
+        if len(kept_entries) + len(entries) > self.max_entries:
+            self.overflowed_devices.add(device)
+        kept_entries += entries
 
 
 def _rounded_size(size_bytes: int) -> int:
@@ -467,7 +445,10 @@ class ProcessMemory:
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
         if kind == EventKind.MARK:
-            self._apply_mark(strings[fields["name"]], domain, time_ns)
+            if domain == OWN_DOMAIN:
+                self.has_ended = strings[fields["name"]] == END_MARK
+            elif domain not in LIBRARY_DOMAINS:
+                self.marks.append(NamedMark(strings[fields["name"]], time_ns))
             return
         # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
         if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
@@ -484,12 +465,6 @@ class ProcessMemory:
             open_ranges.pop().end_ns = time_ns
             if not open_ranges:
                 del self._open_ranges[nesting_key]
-
-    def _apply_mark(self, name: str, domain: str, time_ns: int) -> None:
-        if domain == OWN_DOMAIN:
-            self.has_ended = name == END_MARK
-        elif domain not in LIBRARY_DOMAINS:
-            self.marks.append(NamedMark(name, time_ns))
 
 
 def _rows_of_kind(records: Records, kind: int) -> list[dict[str, int]]:

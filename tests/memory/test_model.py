@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cudakit.memory.record.model import HOST, MemoryModel
+from cudakit.memory.process import HOST, MemoryModel
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import AllocationKind
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.errors import InputError
-from cudakit.memory.record.jax_profile import Sample, arrays_of_message, read_profile
+from cudakit.memory.jax_profile import Sample, arrays_of_message, read_profile
 from cudakit.stacks import Frame
 
 STRINGS = ["", "count", "bytes", "kind", "buffer", "device", "cuda:0", "relu", "model.py", "executable",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cudakit.errors import SnapshotError
-from cudakit.memory.record.model import (
+from cudakit.memory.process import (
     HOST,
     MAX_EVENTS,
     Entry,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudakit.memory.record.model import END_MARK, OWN_DOMAIN, ProcessMemory
+from cudakit.memory.process import END_MARK, OWN_DOMAIN, ProcessMemory
 from cudakit.stacks import Frame
 from cudakit.trace.events import Alloc, Event, EventBody, Free, Mark, RangePop, RangePush
 from cudakit.trace.kinds import AllocationKind, AllocationLayer

@@ -11,15 +11,15 @@ import pytest
 
 import cudakit
 from cudakit.errors import SnapshotError
-from cudakit.memory.record.model import NamedMark, NamedRange, ProcessMemory
-from cudakit.memory.record.snapshot_file import (
+from cudakit.memory.process import NamedMark, NamedRange, ProcessMemory
+from cudakit.memory.snapshot import POOL_IDS
+from cudakit.memory.torch_snapshot import (
     LimitPassed,
     build_snapshot,
     find_limit_passed,
     read_snapshot,
     write_snapshot,
 )
-from cudakit.memory.snapshot import POOL_IDS
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import AllocationKind
 
