@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from cudakit.sanitize.findings import Report
+    from cudakit.sanitize.findings import RaceCollector
     from cudakit.sanitize.races import Race, SanitizeResult
     from cudakit.trace.spool import Batch
 
@@ -287,11 +287,11 @@ class _Sanitizer:
         for pair in result.unverified:
             self._unverified_sentences[f"{pair.sentence}: {advice}"] = None
 
-    def _new_report(self) -> Report:
+    def _new_report(self) -> RaceCollector:
         from cudakit.gpu.compile import demangle
-        from cudakit.sanitize.findings import Report
+        from cudakit.sanitize.findings import RaceCollector
 
-        return Report(suppressions=self._suppressions, demangle=demangle)
+        return RaceCollector(suppressions=self._suppressions, demangle=demangle)
 
     @contextmanager
     def _all_work_checked(self) -> Iterator[None]:

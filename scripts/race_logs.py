@@ -14,7 +14,7 @@ import numpy as np
 
 from cudakit.gpu.compile import demangle
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.races import SanitizeResult
 from cudakit.stacks import Stack
 from cudakit.trace.kinds import EventKind
@@ -71,7 +71,7 @@ def save_small_log(
 
 def analyze(traces: Sequence[Batch]) -> SanitizeResult:
     """Return the report about traces, each of which counts as a separate process."""
-    detector, report = RaceDetector(), Report(demangle=demangle)
+    detector, report = RaceDetector(), RaceCollector(demangle=demangle)
     for process, trace in enumerate(traces, start=1):
         detector.feed(replace(trace, process=process), report)
     detector.finish(report)

@@ -276,7 +276,7 @@ def test_modules_of_the_package_are_found() -> None:
         ("report.console", "import cuda.bindings.driver"),
         ("record.agent.start", "from cudakit.errors import CudakitError"),
         ("arrays.fill", "import ctypes"),
-        ("pytest_plugin", "from cudakit.sanitize.findings import Report"),
+        ("pytest_plugin", "from cudakit.sanitize.findings import RaceCollector"),
         ("__init__", "import cudakit.memory"),
         ("helpers", ""),
     ],
@@ -296,8 +296,11 @@ def test_forbidden_module_is_reported(name: str, source: str) -> None:
         ("cli.run", "import cudakit.gpu.sim, cudakit.record.supervisor\nprint(1)"),
         ("record.supervise", "from cudakit.gpu import nvml"),
         ("api", "from cudakit.memory.load import load_snapshot"),
-        ("pytest_plugin", "def f():\n    from cudakit.sanitize.findings import Report"),
-        ("pytest_plugin", "if TYPE_CHECKING:\n    from cudakit.sanitize.findings import Report"),
+        ("pytest_plugin", "def f():\n    from cudakit.sanitize.findings import RaceCollector"),
+        (
+            "pytest_plugin",
+            "if TYPE_CHECKING:\n    from cudakit.sanitize.findings import RaceCollector",
+        ),
         ("api", "from cudakit.errors import InputError"),
     ],
 )

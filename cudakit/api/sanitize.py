@@ -12,7 +12,7 @@ from cudakit.gpu.compile import demangle
 from cudakit.record.recording import begin
 from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report, findings, message
+from cudakit.sanitize.findings import RaceCollector, findings, message
 from cudakit.sanitize.races import Confidence, FoundRace, SanitizeResult
 from cudakit.trace.spool import Batch
 
@@ -23,7 +23,7 @@ Accesses: TypeAlias = Literal["auto", "exact", "arguments"]
 class Sanitized:
     """The result of a ``with`` block. Inside the block, the result covers the work so far."""
 
-    def __init__(self, session: _Session, report: Report) -> None:
+    def __init__(self, session: _Session, report: RaceCollector) -> None:
         self._session = session
         self._report = report
         self._final_result: SanitizeResult | None = None
@@ -75,7 +75,9 @@ def sanitize(
     ()
     """
     patterns = suppressions(suppress, origin="suppress")
-    report = Report(min_confidence=Confidence(show), suppressions=patterns, demangle=demangle)
+    report = RaceCollector(
+        min_confidence=Confidence(show), suppressions=patterns, demangle=demangle
+    )
     session = _session(gpu, accesses)
     session.enter_block(report)
     sanitized = Sanitized(session, report)
@@ -99,10 +101,10 @@ class _Session:
 
     def __init__(self, gpu: GpuChoice, accesses: Accesses | None) -> None:
         self._detector = RaceDetector()
-        self._report_outside_blocks = self._report = Report()
+        self._report_outside_blocks = self._report = RaceCollector()
         self._recording = begin(self._feed, gpu=gpu, accesses=accesses)
 
-    def enter_block(self, report: Report) -> None:
+    def enter_block(self, report: RaceCollector) -> None:
         if self._report is not self._report_outside_blocks:
             raise UsageError(
                 "cudakit.sanitize() cannot be nested",
@@ -117,7 +119,7 @@ class _Session:
         self._recording.record_simulated(enabled=False)
         self._report = self._report_outside_blocks
 
-    def result(self, report: Report) -> SanitizeResult:
+    def result(self, report: RaceCollector) -> SanitizeResult:
         with self._recording.synchronize_and_drain():
             self._detector.finish(self._report)
             recording = self._recording

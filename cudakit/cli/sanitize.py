@@ -100,12 +100,12 @@ def _analyze(
     from cudakit.gpu.compile import demangle
     from cudakit.sanitize.baseline import suppressions
     from cudakit.sanitize.detector import analyze_log
-    from cudakit.sanitize.findings import Report
+    from cudakit.sanitize.findings import RaceCollector
     from cudakit.sanitize.races import Confidence
     from cudakit.trace.run_log import LogReader
 
     min_confidence = Confidence(show)
-    report = Report(
+    report = RaceCollector(
         min_confidence=min_confidence,
         suppressions=suppressions(suppress),
         baseline=match_baseline(baseline),

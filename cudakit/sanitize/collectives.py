@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from cudakit.sanitize.graphs import GraphTracker
 from cudakit.sanitize.ordering import EXACT, READ, WRITE, Call, Release, Stream, StreamOrder
@@ -47,99 +47,45 @@ class Buffers(NamedTuple):
 
     def accessed_ranges(self, function: CollectiveFunction) -> Iterator[AccessedRange]:
         """Yield the bytes that the rank accesses. Bytes that the rank only sends are only read."""
-        return _RANGE_FUNCTIONS[function](self)
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this rank is the root."""
-        return self.membership.rank == self.root
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the send buffer is also the receive buffer."""
-        return self.send_address == self.receive_address
-
-    @property
-    def all_bytes(self) -> int:
-        """The size in bytes of the parts of all ranks together."""
-        return self.size_bytes * self.membership.rank_count
-
-    @property
-    def part_offset(self) -> int:
-        """The offset of this rank's part in the buffer with the parts of all ranks."""
-        return self.size_bytes * self.membership.rank
-
-    def send_access(self, mode: int = READ) -> AccessedRange:
-        """Return the access to the rank's part in the send buffer."""
-        return AccessedRange(self.send_address, self.send_address + self.size_bytes, mode)
-
-    def receive_access(self) -> AccessedRange:
-        """Return the write of the rank's part in the receive buffer."""
-        return AccessedRange(self.receive_address, self.receive_address + self.size_bytes, WRITE)
-
-
-def _all_reduce_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    if buffers.is_in_place:
-        yield buffers.send_access(READ | WRITE)
-    else:
-        yield buffers.send_access()
-        yield buffers.receive_access()
-
-
-def _all_gather_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    sent_part, receive_end = buffers.send_access(), buffers.receive_address + buffers.all_bytes
-    yield sent_part
-    if sent_part.lo == buffers.receive_address + buffers.part_offset:
-        yield AccessedRange(buffers.receive_address, sent_part.lo, WRITE)
-        yield AccessedRange(sent_part.hi, receive_end, WRITE)
-    else:
-        yield AccessedRange(buffers.receive_address, receive_end, WRITE)
-
-
-def _reduce_scatter_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    received_part, send_end = buffers.receive_access(), buffers.send_address + buffers.all_bytes
-    if received_part.lo == buffers.send_address + buffers.part_offset:
-        yield AccessedRange(buffers.send_address, received_part.lo, READ)
-        yield AccessedRange(received_part.lo, received_part.hi, READ | WRITE)
-        yield AccessedRange(received_part.hi, send_end, READ)
-    else:
-        yield AccessedRange(buffers.send_address, send_end, READ)
-        yield received_part
-
-
-def _broadcast_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    if buffers.is_root:
-        yield buffers.send_access()
-    if not (buffers.is_root and buffers.is_in_place):
-        yield buffers.receive_access()
-
-
-def _reduce_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    if buffers.is_root:
-        yield from _all_reduce_ranges(buffers)
-    else:
-        yield buffers.send_access()
-
-
-def _send_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    yield buffers.send_access()
-
-
-def _receive_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    yield buffers.receive_access()
-
-
-_RANGE_FUNCTIONS: Final[
-    Mapping[CollectiveFunction, Callable[[Buffers], Iterator[AccessedRange]]]
-] = {
-    CollectiveFunction.ALL_REDUCE: _all_reduce_ranges,
-    CollectiveFunction.ALL_GATHER: _all_gather_ranges,
-    CollectiveFunction.REDUCE_SCATTER: _reduce_scatter_ranges,
-    CollectiveFunction.BROADCAST: _broadcast_ranges,
-    CollectiveFunction.REDUCE: _reduce_ranges,
-    CollectiveFunction.SEND: _send_ranges,
-    CollectiveFunction.RECEIVE: _receive_ranges,
-}
+        rank, rank_count, _ = self.membership
+        send, receive, size = self.send_address, self.receive_address, self.size_bytes
+        sent = AccessedRange(send, send + size, READ)
+        received = AccessedRange(receive, receive + size, WRITE)
+        is_in_place, is_root = send == receive, rank == self.root
+        match function:
+            case CollectiveFunction.REDUCE if not is_root:
+                yield sent
+            case CollectiveFunction.ALL_REDUCE | CollectiveFunction.REDUCE:
+                if is_in_place:
+                    yield sent._replace(mode=READ | WRITE)
+                else:
+                    yield from (sent, received)
+            case CollectiveFunction.BROADCAST:
+                if is_root:
+                    yield sent
+                if not (is_root and is_in_place):
+                    yield received
+            case CollectiveFunction.ALL_GATHER:
+                yield sent
+                receive_end = receive + size * rank_count
+                if send == receive + size * rank:
+                    yield AccessedRange(receive, send, WRITE)
+                    yield AccessedRange(sent.hi, receive_end, WRITE)
+                else:
+                    yield AccessedRange(receive, receive_end, WRITE)
+            case CollectiveFunction.REDUCE_SCATTER:
+                send_end = send + size * rank_count
+                if receive == send + size * rank:
+                    yield AccessedRange(send, receive, READ)
+                    yield received._replace(mode=READ | WRITE)
+                    yield AccessedRange(received.hi, send_end, READ)
+                else:
+                    yield AccessedRange(send, send_end, READ)
+                    yield received
+            case CollectiveFunction.SEND:
+                yield sent
+            case CollectiveFunction.RECEIVE:
+                yield received
 
 
 # --- Order the work of several ranks in one process, which wait for each other in collectives ------
@@ -152,10 +98,6 @@ class CollectiveStart(NamedTuple):
     release: Release  # release of the earlier work of the stream
     membership: Membership
 
-
-# The hash of a communicator, the sending rank and the receiving rank.
-_Transfer: TypeAlias = tuple[int, int, int]
-_WaitingTransfers: TypeAlias = defaultdict[_Transfer, deque[CollectiveStart]]
 
 # Collectives that end on a rank only after they have started on all ranks.
 _FUNCTIONS_OF_ALL_RANKS: Final = (
@@ -176,13 +118,13 @@ class PeerOrder:
     def __init__(self) -> None:
         # The ranks in this process, by communicator hash.
         self._ranks: defaultdict[int, set[int]] = defaultdict(set)
-        # The starts of a group's collectives, by communicator hash, number of the group and
-        # function.
+        # The starts of a group's collectives, by communicator hash, number of the group and function.
         self._starts: dict[tuple[int, int, CollectiveFunction], list[CollectiveStart]] = {}
-        # Sends and receives whose counterpart has not started yet, by communicator hash, sender and
-        # receiver.
-        self._sends: _WaitingTransfers = defaultdict(deque)
-        self._receives: _WaitingTransfers = defaultdict(deque)
+        # Sends and receives whose counterpart has not started yet, by communicator hash, sender, receiver,
+        # and whether they are sends.
+        self._transfers: defaultdict[tuple[int, int, int, bool], deque[CollectiveStart]] = (
+            defaultdict(deque)
+        )
 
     def add_membership(self, membership: Membership) -> None:
         """Add a rank of this process."""
@@ -200,21 +142,9 @@ class PeerOrder:
 
         ``root`` is the root rank, or the other rank of a send or receive.
         """
-        communicator_hash, rank = start.membership.communicator_hash, start.membership.rank
-        if function is CollectiveFunction.SEND:
-            self._order_transfer(
-                (communicator_hash, rank, root), start, self._sends, self._receives
-            )
-        elif function is CollectiveFunction.RECEIVE:
-            self._order_transfer(
-                (communicator_hash, root, rank), start, self._receives, self._sends
-            )
-        else:
-            self._order_all_ranks(start, function, root, group)
-
-    def _order_all_ranks(
-        self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
-    ) -> None:
+        if function in (CollectiveFunction.SEND, CollectiveFunction.RECEIVE):
+            self._order_transfer(start, root, is_send=function is CollectiveFunction.SEND)
+            return
         group_key = start.membership.communicator_hash, group, function
         group_starts = self._starts.setdefault(group_key, [])
         for peer in group_starts:
@@ -226,25 +156,19 @@ class PeerOrder:
         if len(self._starts) > _MAX_WAITING_GROUPS:
             del self._starts[next(iter(self._starts))]
 
-    def _order_transfer(
-        self,
-        transfer: _Transfer,
-        start: CollectiveStart,
-        waiting_starts: _WaitingTransfers,
-        waiting_counterparts: _WaitingTransfers,
-    ) -> None:
+    def _order_transfer(self, start: CollectiveStart, other_rank: int, *, is_send: bool) -> None:
         """Order later work of the receiver after the start of the send, when both ranks have called NCCL."""
-        communicator_hash, sending_rank, receiving_rank = transfer
-        if not {sending_rank, receiving_rank} <= self._ranks[communicator_hash]:
+        communicator_hash, rank = start.membership.communicator_hash, start.membership.rank
+        sender, receiver = (rank, other_rank) if is_send else (other_rank, rank)
+        if not {sender, receiver} <= self._ranks[communicator_hash]:
             return
-        if not waiting_counterparts[transfer]:
-            waiting_starts[transfer].append(start)
+        counterparts = self._transfers[communicator_hash, sender, receiver, not is_send]
+        if not counterparts:
+            self._transfers[communicator_hash, sender, receiver, is_send].append(start)
             return
-        counterpart = waiting_counterparts[transfer].popleft()
-        send_start, receive_start = (
-            (start, counterpart) if waiting_starts is self._sends else (counterpart, start)
-        )
-        receive_start.stream.acquire(send_start.release, None)
+        counterpart = counterparts.popleft()
+        send, receive = (start, counterpart) if is_send else (counterpart, start)
+        receive.stream.acquire(send.release, None)
 
 
 def _receives_data(

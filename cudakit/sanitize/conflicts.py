@@ -44,6 +44,18 @@ class Conflict:
     confidence: Confidence
     is_approximate: bool
 
+    @property
+    def is_in_one_launch(self) -> bool:
+        """Whether both accesses are by nodes of one graph launch."""
+        previous, current = self.previous_access, self.current_access
+        return (previous.slot, previous.tick) == (current.slot, current.tick)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """The more certain and then the later conflict has the higher rank."""
+        call = self.previous_access.call
+        return _CONFIDENCE_RANK[self.confidence], call.seq, call.node
+
 
 class ConflictChecker:
     """Collects the conflicts of one access at a time, and calls ``on_conflict`` for those that are reported.
@@ -80,11 +92,9 @@ class ConflictChecker:
                 or self._is_already_reported(reported_pairs, access, current_access, clock)
             ):
                 reported_pairs = (*reported_pairs, (access, current_access))
-                confidence = (
-                    _confidence(access, current_access)
-                    if certainly_overlap
-                    else Confidence.POSSIBLE
-                )
+                confidence = Confidence.POSSIBLE
+                if certainly_overlap:
+                    confidence = _confidence(access, current_access)
                 self._add_conflict(
                     Conflict(access, current_access, *common_range, confidence, is_merged_state)
                 )
@@ -103,29 +113,25 @@ class ConflictChecker:
         A wait for the last operation also covers the earlier operations of the stream. A graph launch counts
         as one operation, except for conflicts between its own nodes.
         """
-        previous_access = new_conflict.previous_access
-        stream_and_node = (
-            previous_access.slot,
-            previous_access.call.node if _is_one_launch(new_conflict) else 0,
-        )
-        old_conflict = self.pending_conflicts.get(stream_and_node)
+        access = new_conflict.previous_access
+        key = access.slot, access.call.node if new_conflict.is_in_one_launch else 0
+        old_conflict = self.pending_conflicts.get(key)
+        if old_conflict is None:
+            self.pending_conflicts[key] = new_conflict
+            return
         if (
-            old_conflict is not None
-            and old_conflict.previous_access is previous_access
+            old_conflict.previous_access is access
             and old_conflict.confidence is new_conflict.confidence
         ):
-            new_conflict = replace(
-                new_conflict,
-                lo=min(old_conflict.lo, new_conflict.lo),
-                hi=max(old_conflict.hi, new_conflict.hi),
-            )
-        if old_conflict is None or _conflict_rank(old_conflict) <= _conflict_rank(new_conflict):
-            self.pending_conflicts[stream_and_node] = new_conflict
+            lo, hi = min(old_conflict.lo, new_conflict.lo), max(old_conflict.hi, new_conflict.hi)
+            new_conflict = replace(new_conflict, lo=lo, hi=hi)
+        if old_conflict.rank <= new_conflict.rank:
+            self.pending_conflicts[key] = new_conflict
 
     def _is_implied(self, conflict: Conflict) -> bool:
         """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
         slot, node = conflict.previous_access.slot, conflict.previous_access.call.node
-        return _is_one_launch(conflict) and any(
+        return conflict.is_in_one_launch and any(
             pending_slot == slot
             and later_node != node
             and self.node_order.precedes(node, later_node)
@@ -165,42 +171,18 @@ def _confidence(first_access: MemoryAccess, second_access: MemoryAccess) -> Conf
     """Return the confidence that two accesses, whose ranges overlap, share bytes.
 
     A merged range has bytes that were not accessed. So a race with it is only possible, unless the other
-    access covers the whole merged range.
+    access is exact and covers the whole merged range.
     """
     precisions = {first_access.precision, second_access.precision}
-    uncovered_precisions = _uncovered_precision(first_access, second_access) | _uncovered_precision(
-        second_access, first_access
-    )
+    uncovered_precisions = {
+        access.precision
+        for access, other in ((first_access, second_access), (second_access, first_access))
+        if not (other.precision == EXACT and other.lo <= access.lo and access.hi <= other.hi)
+    }
     if precisions == {ASSUMED} or UNCERTAIN in precisions or MERGED in uncovered_precisions:
         return Confidence.POSSIBLE
-    return (
-        Confidence.LIKELY
-        if ASSUMED in precisions or SUMMARY in uncovered_precisions
-        else Confidence.CERTAIN
-    )
-
-
-def _uncovered_precision(access: MemoryAccess, other_access: MemoryAccess) -> set[int]:
-    """Return the precision of ``access``, or an empty set if an exact ``other_access`` covers its range."""
-    is_covered = (
-        other_access.precision == EXACT
-        and other_access.lo <= access.lo
-        and access.hi <= other_access.hi
-    )
-    return set() if is_covered else {access.precision}
-
-
-def _is_one_launch(conflict: Conflict) -> bool:
-    previous_access, current_access = conflict.previous_access, conflict.current_access
-    return (previous_access.slot, previous_access.tick) == (
-        current_access.slot,
-        current_access.tick,
-    )
-
-
-def _conflict_rank(conflict: Conflict) -> tuple[int, int, int]:
-    call = conflict.previous_access.call
-    return _CONFIDENCE_RANK[conflict.confidence], call.seq, call.node
+    is_likely = ASSUMED in precisions or SUMMARY in uncovered_precisions
+    return Confidence.LIKELY if is_likely else Confidence.CERTAIN
 
 
 # --- The order of a graph's nodes and the accesses of its launches, which equal launches share -----

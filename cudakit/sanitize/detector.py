@@ -12,7 +12,7 @@ import numpy as np
 from cudakit.errors import InputError
 from cudakit.sanitize.different_calls import RankComparison
 from cudakit.sanitize.engine import Engine
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.owners import StreamUse
 from cudakit.sanitize.races import Confidence, Coverage, Race, SanitizeResult
 from cudakit.sanitize.records import GIVEN_UP, NEVER_READ, ReorderBuffer
@@ -30,6 +30,10 @@ from cudakit.trace.trace_file import Records, take_records, view
 _PROFILE_KINDS = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
 # The recorder writes this gap: recorder/model/stream_order.c. All work is analyzed nevertheless.
 _TOO_MANY_STREAMS = "work on more than 128 streams at the same time"
+_COST_OF_STREAMS = (
+    "more than 128 streams had unfinished work at the same time; all launches on the other"
+    " streams were recorded, which takes time, but misses no race"
+)
 
 
 class RaceDetector:
@@ -43,14 +47,21 @@ class RaceDetector:
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
         self._ranks = RankComparison()
 
-    def feed(self, batch: Batch, report: Report) -> list[Race]:
+    def feed(self, batch: Batch, report: RaceCollector) -> list[Race]:
         """Analyze a batch; return its races that are findings, including suppressed races."""
         self._ranks.feed(batch)
-        analysis = self._analysis_of(batch)
-        analysis.flag_by_stream.update(_created_streams(batch.records))
+        trace_key = batch.process, batch.trace_number
+        if trace_key not in self._traces:
+            self._traces[trace_key] = _TraceAnalysis(self._new_engine(), batch)
+        analysis = self._traces[trace_key]
+        analysis.last_batch = batch
+        is_creation = batch.records["kind"] == EventKind.STREAM_CREATE
+        created = view(batch.records[is_creation], EventKind.STREAM_CREATE)
+        flags = map(StreamFlag, created["flag"].tolist())
+        analysis.flag_by_stream.update(zip(created["stream"].tolist(), flags, strict=True))
         return analysis.analyze(analysis.reorder_buffer.feed(batch.records), report)
 
-    def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
+    def finish(self, report: RaceCollector) -> dict[tuple[int, int], list[Race]]:
         """Analyze the records that the reorder buffers hold, without waiting for accesses of their launches.
 
         Returns the races that are findings, by process and number of the trace.
@@ -64,7 +75,7 @@ class RaceDetector:
 
     def result(
         self,
-        report: Report,
+        report: RaceCollector,
         *,
         exit_status: int | None = None,
         stopped: bool = False,
@@ -73,13 +84,19 @@ class RaceDetector:
         no_gpu_work: str | None = None,
     ) -> SanitizeResult:
         """Return the result of a report, with the coverage of all batches so far."""
+        coverage: defaultdict[int, Coverage] = defaultdict(Coverage)
+        for (process, _), analysis in self._traces.items():
+            coverage[process] += analysis.engine.coverage
+        costs: tuple[str, ...] = ()
+        if any(_TOO_MANY_STREAMS in trace.engine.gap_counts for trace in self._traces.values()):
+            costs = (_COST_OF_STREAMS,)
         return report.result(
             exit_status=exit_status,
-            coverage=self._coverage(),
+            coverage=coverage,
             gaps=[gaps for analysis in self._traces.values() for gaps in analysis.gaps()],
             simulated=any(analysis.last_batch.simulated for analysis in self._traces.values()),
             stopped=stopped,
-            notes=(*notes, *self._recording_costs()),
+            notes=(*notes, *costs),
             incomplete=(*incomplete, *self._unrecorded_launches()),
             no_gpu_work=no_gpu_work,
             different_calls=tuple(self._ranks.differences()),
@@ -88,29 +105,18 @@ class RaceDetector:
 
     def _unrecorded_launches(self) -> Iterator[str]:
         """Yield a sentence for each reason why races with launches that were not recorded may be missing."""
-        unrecorded_count = sum(
-            analysis.engine.coverage.launches_from_template for analysis in self._traces.values()
-        )
+        engines = [analysis.engine for analysis in self._traces.values()]
+        unrecorded_count = sum(engine.coverage.launches_from_template for engine in engines)
         if self._strict_threads and unrecorded_count:
             yield (
                 f"{unrecorded_count:,} kernel launches were not recorded, because all host threads counted"
                 " as one; record the program with: cudakit run --sanitize --host-threads strict"
             )
-        outdated_count = sum(
-            analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()
-        )
+        outdated_count = sum(engine.gap_counts[OUTDATED_TEMPLATE] for engine in engines)
         if outdated_count:
             yield (
                 "kernels next to unordered work accessed other bytes than their earlier launches, which were"
                 f" not all recorded ({outdated_count:,} times); rerun with --accesses exact"
-            )
-
-    def _recording_costs(self) -> Iterator[str]:
-        """Yield a sentence for each limit of the recorder that made recording slower."""
-        if any(_TOO_MANY_STREAMS in trace.engine.gap_counts for trace in self._traces.values()):
-            yield (
-                "more than 128 streams had unfinished work at the same time; all launches on the other"
-                " streams were recorded, which takes time, but misses no race"
             )
 
     @property
@@ -132,20 +138,6 @@ class RaceDetector:
         """Whether work of a real or a simulated device was recorded."""
         return any(analysis.engine.coverage.has_work for analysis in self._traces.values())
 
-    def _coverage(self) -> dict[int, Coverage]:
-        total_coverage: defaultdict[int, Coverage] = defaultdict(Coverage)
-        for (process, _), analysis in self._traces.items():
-            total_coverage[process] += analysis.engine.coverage
-        return total_coverage
-
-    def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
-        trace_key = batch.process, batch.trace_number
-        if trace_key not in self._traces:
-            self._traces[trace_key] = _TraceAnalysis(self._new_engine(), batch)
-        analysis = self._traces[trace_key]
-        analysis.last_batch = batch
-        return analysis
-
 
 @dataclass(slots=True)
 class _TraceAnalysis:
@@ -158,7 +150,7 @@ class _TraceAnalysis:
     flag_by_stream: dict[int, StreamFlag] = field(default_factory=dict)
     stream_use: StreamUse = field(default_factory=StreamUse)
 
-    def analyze(self, records: Records, report: Report) -> list[Race]:
+    def analyze(self, records: Records, report: RaceCollector) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
         is_destruction = records["kind"] == EventKind.GRAPH_DESTROY
         destroyed_graphs = view(records[is_destruction], EventKind.GRAPH_DESTROY)
@@ -172,20 +164,14 @@ class _TraceAnalysis:
             self.templates.possible_accesses,
             self.templates.graph_rows,
         )
+        batch = self.last_batch
         report.add(
-            self.last_batch.process,
+            batch.process,
             races,
-            stacks=self.last_batch.stacks,
-            flag_by_stream=self.flag_by_stream,
-            trace_number=self.last_batch.trace_number,
-            stream_use=self.stream_use,
-        )
-        report.add_unverified(
-            self.last_batch.process,
             self.engine.take_unverified(),
-            stacks=self.last_batch.stacks,
+            stacks=batch.stacks,
             flag_by_stream=self.flag_by_stream,
-            trace_number=self.last_batch.trace_number,
+            trace_number=batch.trace_number,
             stream_use=self.stream_use,
         )
         self.engine.forget_graphs(destroyed_graphs)
@@ -194,19 +180,19 @@ class _TraceAnalysis:
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield the events that were not analyzed, with their counts."""
-        gap_counts = self.engine.gap_counts
-        yield {reason: gap_counts[reason] for reason in gap_counts if reason != _TOO_MANY_STREAMS}
-        if self.reorder_buffer.never_read_count:
-            yield {NEVER_READ: self.reorder_buffer.never_read_count}
-        if self.reorder_buffer.given_up_count:
-            yield {GIVEN_UP: self.reorder_buffer.given_up_count}
-        if self.templates.unknown_count:
-            yield {UNKNOWN_TEMPLATE: self.templates.unknown_count}
+        counts = self.engine.gap_counts
+        yield {reason: counts[reason] for reason in counts if reason != _TOO_MANY_STREAMS}
+        own_counts = {
+            NEVER_READ: self.reorder_buffer.never_read_count,
+            GIVEN_UP: self.reorder_buffer.given_up_count,
+            UNKNOWN_TEMPLATE: self.templates.unknown_count,
+        }
+        yield {reason: count for reason, count in own_counts.items() if count}
 
 
 def analyze_log(
     log: LogReader,
-    report: Report,
+    report: RaceCollector,
     *,
     min_confidence: Confidence = Confidence.LIKELY,
     strict_threads: bool = False,
@@ -238,16 +224,3 @@ def analyze_log(
         )
     outcome = Outcome(incomplete=truncation) if truncation else log.outcome
     return detector.result(report, **asdict(outcome))
-
-
-def _created_streams(records: Records) -> dict[int, StreamFlag]:
-    """Return the streams whose creation is recorded, with their flags."""
-    creation_records = view(
-        records[np.asarray(records["kind"]) == EventKind.STREAM_CREATE], EventKind.STREAM_CREATE
-    )
-    return {
-        stream: StreamFlag(flag)
-        for stream, flag in zip(
-            creation_records["stream"].tolist(), creation_records["flag"].tolist(), strict=True
-        )
-    }

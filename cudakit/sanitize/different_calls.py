@@ -38,15 +38,20 @@ class RankComparison:
             for kind in (EventKind.COMMUNICATOR, EventKind.COLLECTIVE, EventKind.GAP)
             if len(kind_records := batch.records[batch.records["kind"] == kind])
         }
-        if EventKind.COMMUNICATOR in records:
-            self._add_memberships(trace_id, records[EventKind.COMMUNICATOR])
+        if (communicators := records.get(EventKind.COMMUNICATOR)) is not None:
+            for number, *fields in _rows(
+                communicators, "communicator", "rank", "rank_count", "hash"
+            ):
+                self._memberships[trace_id, number] = Membership(*fields)
         if EventKind.COLLECTIVE in records:
             self._stacks[trace_id] = batch.stacks
             self._add_calls(trace_id, records[EventKind.COLLECTIVE])
         if EventKind.GAP in records:
             reasons = (batch.strings[index] for index in records[EventKind.GAP]["reason"].tolist())
             if any(reason.startswith(_UNKNOWN_BUFFERS) for reason in reasons):
-                self._stop_transfers()
+                self._compares_transfers = False
+                for communicator in self._communicators.values():
+                    communicator.compares_transfers = False
 
     def finish(self) -> None:
         """Compare the last calls of all ranks, which have ended."""
@@ -56,68 +61,58 @@ class RankComparison:
     def differences(self) -> Iterator[DifferentCalls]:
         """Yield the first difference of each communicator."""
         for communicator_hash, communicator in self._communicators.items():
-            if call_pair := communicator.difference:
-                first_call, second_call = (
-                    self._describe(call_pair.first_call),
-                    self._describe(call_pair.second_call),
-                )
-                yield DifferentCalls(
-                    kind=call_pair.kind,
-                    sentence=_difference_sentence(call_pair.kind, first_call, second_call),
-                    communicator=communicator_hash,
-                    first=first_call,
-                    second=second_call,
-                    hint=_FIX_HINTS[call_pair.kind],
-                )
+            if communicator.difference:
+                kind, *calls = communicator.difference
+                first, second = map(self._describe, calls)
+                sentence = _difference_sentence(kind, first, second)
+                hint = _FIX_HINTS[kind]
+                yield DifferentCalls(kind, sentence, communicator_hash, first, second, hint)
 
     def rank_by_process(self) -> dict[int, int]:
         """Return the rank of each process that has exactly one rank in its largest communicator."""
-        memberships: dict[int, list[Membership]] = {}
+        memberships: defaultdict[int, list[Membership]] = defaultdict(list)
         for ((process, _), _), membership in self._memberships.items():
-            memberships.setdefault(process, []).append(membership)
+            memberships[process].append(membership)
         rank_by_process: dict[int, int] = {}
-        for process, process_memberships in memberships.items():
-            largest_rank_count = max(membership.rank_count for membership in process_memberships)
+        for process, of_process in memberships.items():
+            largest = max(membership.rank_count for membership in of_process)
             ranks = {
-                membership.rank
-                for membership in process_memberships
-                if membership.rank_count == largest_rank_count
+                membership.rank for membership in of_process if membership.rank_count == largest
             }
             if len(ranks) == 1 and (rank := ranks.pop()) >= 0:
                 rank_by_process[process] = rank
         return rank_by_process
 
-    def _add_memberships(self, trace_id: TraceId, records: Records) -> None:
-        field_names = ("communicator", "rank", "rank_count", "hash")
-        for communicator_number, *fields in zip(
-            *(records[name].tolist() for name in field_names), strict=True
-        ):
-            self._memberships[trace_id, communicator_number] = Membership(*fields)
-
     def _add_calls(self, trace_id: TraceId, records: Records) -> None:
-        field_names = (
-            "communicator",
-            "graph",
-            "group",
-            "function",
-            "element_count",
-            "datatype",
-            "root",
-        )
-        columns = (records[name].tolist() for name in (*field_names, "site"))
-        for communicator_number, graph, group, function, element_count, datatype, root, site in zip(
-            *columns, strict=True
+        for number, graph, group, function, element_count, datatype, root, site in _rows(
+            records,
+            *(
+                "communicator",
+                "graph",
+                "group",
+                "function",
+                "element_count",
+                "datatype",
+                "root",
+                "site",
+            ),
         ):
-            membership = self._memberships.get((trace_id, communicator_number), Membership())
-            if membership.rank < 0 or not membership.communicator_hash:
+            rank, rank_count, communicator_hash = self._memberships.get(
+                (trace_id, number), Membership()
+            )
+            if rank < 0 or not communicator_hash:
                 continue
-            communicator = self._communicator(membership)
+            communicator = self._communicators.get(communicator_hash)
+            if communicator is None:
+                communicator = self._communicators[communicator_hash] = CommunicatorCalls(
+                    rank_count, compares_transfers=self._compares_transfers
+                )
             if graph:
                 communicator.stop()
             else:
                 communicator.add(
                     RankCall(
-                        rank=membership.rank,
+                        rank=rank,
                         group_number=group,
                         function=CollectiveFunction(function),
                         element_count=element_count,
@@ -127,18 +122,6 @@ class RankComparison:
                         site=site,
                     )
                 )
-
-    def _communicator(self, membership: Membership) -> CommunicatorCalls:
-        if membership.communicator_hash not in self._communicators:
-            self._communicators[membership.communicator_hash] = CommunicatorCalls(
-                membership.rank_count, compares_transfers=self._compares_transfers
-            )
-        return self._communicators[membership.communicator_hash]
-
-    def _stop_transfers(self) -> None:
-        self._compares_transfers = False
-        for communicator in self._communicators.values():
-            communicator.stop_transfers()
 
     def _describe(self, call: RankCall) -> CollectiveCall:
         stacks = self._stacks[call.trace]
@@ -153,6 +136,10 @@ class RankComparison:
             stack=stack,
             site=call_site_index(stack),
         )
+
+
+def _rows(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
+    return zip(*(records[name].tolist() for name in names), strict=True)
 
 
 _FIX_HINTS: Final = {
@@ -262,7 +249,7 @@ class CommunicatorCalls:
         self.difference: CallPair | None = None
         self._rank_count = rank_count  # number of ranks, also on other hosts; 0 if unknown
         self._is_stopped = False
-        self._compares_transfers = compares_transfers
+        self.compares_transfers = compares_transfers  # False if some of them were not recorded
         # By rank: the calls of its last group, to which further calls may be added.
         self._open_groups: dict[int, list[RankCall]] = {}
         # The calls with which the calls of other ranks are compared, by number of the group.
@@ -303,10 +290,6 @@ class CommunicatorCalls:
         self._references = {}
         self._transfers.clear()
 
-    def stop_transfers(self) -> None:
-        """Compare no further sends and receives, because some of them were not recorded."""
-        self._compares_transfers = False
-
     def _compare_group(self, calls: Sequence[RankCall]) -> None:
         group_number = calls[0].group_number
         reference = self._references.get(group_number)
@@ -325,7 +308,7 @@ class CommunicatorCalls:
 
     def _match_transfer(self, call: RankCall) -> None:
         """Compare a send with the receive of the other rank, in the order of both ranks' calls."""
-        if not self._compares_transfers:
+        if not self.compares_transfers:
             return
         is_send = call.function is CollectiveFunction.SEND
         sending_rank, receiving_rank = (call.rank, call.root) if is_send else (call.root, call.rank)
@@ -335,7 +318,7 @@ class CommunicatorCalls:
             waiting_calls = self._transfers[sending_rank, receiving_rank, call.function]
             waiting_calls.append(call)
             if len(waiting_calls) > _MAX_WAITING_GROUPS:
-                self.stop_transfers()
+                self.compares_transfers = False
             return
         counterpart = counterparts.popleft()
         if counterpart.size_bytes != call.size_bytes:
@@ -352,26 +335,21 @@ def _different_calls(
     signatures = Counter(call.signature for call in calls)
     if signatures == reference_signatures:
         return None
-    missing_signatures, extra_signatures = (
-        reference_signatures - signatures,
-        signatures - reference_signatures,
+    missing, extra = reference_signatures - signatures, signatures - reference_signatures
+    first = next(
+        (call for call in reference_calls if call.signature in missing), reference_calls[0]
     )
-    first_call = next(
-        (call for call in reference_calls if call.signature in missing_signatures),
-        reference_calls[0],
-    )
-    second_call = next((call for call in calls if call.signature in extra_signatures), calls[0])
-    if first_call.rank > second_call.rank:
-        first_call, second_call = second_call, first_call
-    return CallPair(_difference_kind(first_call, second_call), first_call, second_call)
-
-
-def _difference_kind(first_call: RankCall, second_call: RankCall) -> DifferenceKind:
-    """Return the most important property in which two calls differ."""
-    if first_call.function is not second_call.function:
-        return DifferenceKind.FUNCTION
-    if first_call.datatype is not second_call.datatype:
-        return DifferenceKind.DATATYPE
-    if first_call.element_count != second_call.element_count:
-        return DifferenceKind.COUNT
-    return DifferenceKind.ROOT if first_call.root != second_call.root else DifferenceKind.FUNCTION
+    second = next((call for call in calls if call.signature in extra), calls[0])
+    if first.rank > second.rank:
+        first, second = second, first
+    if first.function is not second.function:
+        kind = DifferenceKind.FUNCTION
+    elif first.datatype is not second.datatype:
+        kind = DifferenceKind.DATATYPE
+    elif first.element_count != second.element_count:
+        kind = DifferenceKind.COUNT
+    elif first.root != second.root:
+        kind = DifferenceKind.ROOT
+    else:
+        kind = DifferenceKind.FUNCTION
+    return CallPair(kind, first, second)

@@ -319,26 +319,22 @@ class Engine:
 
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
         """Return for each event kind the function that gets its call and the fields of its body."""
-        work, allocation_events, syncs, graphs = (
-            self._stream_work,
-            self._allocation_events,
-            self._syncs,
-            self._graphs,
-        )
+        work, allocation_events = self._stream_work, self._allocation_events
+        order, syncs, graphs = self._stream_order, self._syncs, self._graphs
         return {
             EventKind.ALLOC: allocation_events.add_allocation,
             EventKind.FREE: allocation_events.add_free,
             EventKind.COPY: work.add_copy,
             EventKind.FILL: work.add_fill,
-            EventKind.STREAM_CREATE: syncs.create_stream,
-            EventKind.STREAM_DESTROY: syncs.destroy_stream,
+            EventKind.STREAM_CREATE: order.create_stream,
+            EventKind.STREAM_DESTROY: order.destroy_stream,
             EventKind.EVENT_RECORD: syncs.record_event,
             EventKind.STREAM_WAIT: syncs.wait_for_event,
             EventKind.EVENT_SYNC: syncs.sync_event,
             EventKind.EVENT_QUERY_OK: syncs.sync_event,
-            EventKind.STREAM_SYNC: syncs.sync_stream,
-            EventKind.STREAM_QUERY_OK: syncs.sync_stream,
-            EventKind.CONTEXT_SYNC: syncs.sync_context,
+            EventKind.STREAM_SYNC: order.sync_stream,
+            EventKind.STREAM_QUERY_OK: order.sync_stream,
+            EventKind.CONTEXT_SYNC: order.sync_context,
             EventKind.HOST_CALL: syncs.run_host_function,
             EventKind.CAPTURE_BEGIN: syncs.begin_capture,
             EventKind.CAPTURE_END: syncs.end_capture,

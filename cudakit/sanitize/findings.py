@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, takewhile
-from typing import Protocol, TypeAlias
+from itertools import takewhile
+from typing import TypeAlias
 
 from cudakit.sanitize.baseline import BaselineMatcher, Suppression
 from cudakit.sanitize.hints import (
@@ -27,7 +27,6 @@ from cudakit.sanitize.hints import (
 from cudakit.sanitize.owners import RaceOwnership, StreamUse, known_issue
 from cudakit.sanitize.races import (
     Allocation,
-    BaselineUse,
     Confidence,
     Coverage,
     DifferentCalls,
@@ -45,10 +44,207 @@ from cudakit.sanitize.races import (
     Sync,
     UnverifiedPair,
 )
-from cudakit.stacks import Frame, Stack, call_site_index, is_library
+from cudakit.stacks import Stack, call_site_index, is_library
 from cudakit.trace.kinds import AccessMode, EventKind, Precision, StreamFlag
 from cudakit.trace.names import short_kernel
 from cudakit.units import format_bytes
+
+_Key: TypeAlias = tuple[object, ...]
+
+_CONFIDENCE_ORDER = tuple(Confidence)  # certain, likely, possible
+
+
+class RaceCollector:
+    """Collects the races of all processes, and counts their occurrences.
+
+    Races with the same kind, operations and call stacks are one race, also in different processes. Races with
+    less confidence than ``min_confidence`` are counted, but not reported. With ``counts_library_races``,
+    races of libraries are findings, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_confidence: Confidence = Confidence.LIKELY,
+        suppressions: Sequence[Suppression] = (),
+        baseline: BaselineMatcher | None = None,
+        counts_library_races: bool = False,
+        demangle: Demangle = str,
+    ) -> None:
+        self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(min_confidence) + 1]
+        self._suppressions = suppressions
+        self._baseline = baseline
+        self._counts_library_races = counts_library_races
+        self._demangle = demangle
+        self._races: dict[_Key, _Occurrences] = {}
+        self._suppression_indices: dict[_Key, int] = {}  # the suppression of each suppressed race
+        self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
+        self._occurrence_counts: Counter[_Key] = Counter()
+        self._occurrences_by_process: Counter[int] = Counter()
+        # By the identities of both operations.
+        self._unverified_pairs: dict[_Key, UnverifiedPair] = {}
+        self._hidden_count = 0  # number of occurrences with less confidence than is shown
+        # The call stacks by PID, trace number and index in the stack table; equal stacks are one object.
+        self._stacks: dict[tuple[int, int, int], Stack] = {}
+        self._interned_stacks: dict[Stack, Stack] = {}
+
+    def add(
+        self,
+        process: int,
+        races: Iterable[Race],
+        unverified: Iterable[Race] = (),
+        *,
+        stacks: Sequence[Stack],
+        flag_by_stream: Mapping[int, StreamFlag],
+        trace_number: int = 0,
+        stream_use: StreamUse | None = None,
+    ) -> int:
+        """Add the races of one trace; return the number of races that are reported.
+
+        ``unverified`` are races with possible accesses of launches that were not recorded. ``stacks`` is the
+        stack table of the trace, ``flag_by_stream`` has the flags of its streams by stream number,
+        ``stream_use`` shows which of these streams only libraries use. ``trace_number`` is the number of the
+        trace within the process.
+        """
+        stack_of = partial(self._stack, (process, trace_number), stacks)
+        stream_use = stream_use or StreamUse()
+        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
+        for race in unverified:
+            self._add_unverified(decoder, race)
+        return sum(self._add(decoder, race) for race in races)
+
+    def result(
+        self,
+        *,
+        exit_status: int | None,
+        coverage: Mapping[int, Coverage],
+        gaps: Iterable[Mapping[str, int]] = (),
+        simulated: bool = False,
+        stopped: bool = False,
+        notes: Sequence[str] = (),
+        incomplete: Sequence[str] = (),
+        no_gpu_work: str | None = None,
+        different_calls: tuple[DifferentCalls, ...] = (),
+        ranks: Mapping[int, int] | None = None,
+    ) -> SanitizeResult:
+        """Return the result. The keys of the mappings are PIDs; ``gaps`` are the counts of each trace."""
+        counts = self._occurrence_counts
+        races = (occurrences.found_race(counts[key]) for key, occurrences in self._races.items())
+        total_coverage = sum(coverage.values(), Coverage(suspected=self._hidden_count))
+        suppressed_keys: dict[int, list[_Key]] = {}
+        for key, index in self._suppression_indices.items():
+            suppressed_keys.setdefault(index, []).append(key)
+        suppressed = (
+            Suppressed(
+                suppression.pattern, suppression.origin, len(keys), sum(counts[key] for key in keys)
+            )
+            for index, suppression in enumerate(self._suppressions)
+            for keys in (suppressed_keys.get(index, []),)
+        )
+        baseline_use = None
+        if self._baseline:
+            known_count = sum(counts[key] for key in self._known_races)
+            baseline_use = self._baseline.use(self._known_races.values(), known_count)
+        racing_sides = {tuple(sides) for _, *sides in counts}
+        return SanitizeResult(
+            exit_status=exit_status,
+            simulated=simulated,
+            stopped=stopped,
+            races=tuple(sorted(races, key=_sort_key)),
+            coverage=total_coverage,
+            gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
+            suppressed=tuple(suppressed),
+            processes=tuple(
+                Process(
+                    process,
+                    coverage[process].launches,
+                    self._occurrences_by_process[process],
+                    (ranks or {}).get(process),
+                )
+                for process in sorted(coverage)
+            ),
+            notes=tuple(notes),
+            incomplete=tuple(incomplete),
+            no_gpu_work=no_gpu_work,
+            baseline=baseline_use,
+            internal=self._counts_library_races,
+            different_calls=different_calls,
+            unverified=tuple(
+                pair for sides, pair in self._unverified_pairs.items() if sides not in racing_sides
+            ),
+        )
+
+    def _add(self, decoder: RaceDecoder, race: Race) -> bool:
+        """Count a race, and store it if it is new. Return whether it is reported."""
+        if race.confidence not in self._shown_confidences:
+            self._hidden_count += 1
+            return False
+        key = (race.kind, *_identities(decoder, race))
+        if key not in self._occurrence_counts:
+            found_race = decoder.decode(race)
+            if self._baseline and (known_race := self._baseline.find(found_race)):
+                self._known_races[key] = known_race
+            elif (index := self._covering(found_race.current, found_race.previous)) is not None:
+                self._suppression_indices[key] = index
+            else:
+                ownership = RaceOwnership(found_race.current.stack, found_race.previous.stack)
+                self._races[key] = _Occurrences(found_race, decoder, ownership)
+        self._occurrence_counts[key] += 1
+        if key not in self._races:
+            return False
+        self._occurrences_by_process[decoder.process] += 1
+        self._races[key].add(race, decoder)
+        return True
+
+    def _add_unverified(self, decoder: RaceDecoder, race: Race) -> None:
+        """Add a pair of operations. Suppressed pairs, and pairs inside libraries, are not findings."""
+        current, previous = decoder.side(race.current), decoder.side(race.previous)
+        ownership = RaceOwnership(current.stack, previous.stack)
+        ownership.add(race, decoder.stream_use)
+        is_counted = self._counts_library_races or ownership.owner is RaceOwner.PROGRAM
+        if not is_counted or self._covering(current, previous) is not None:
+            return
+        unrecorded_side = "later" if race.current.precision >= Precision.ASSUMED else "earlier"
+        sentence = (
+            f"{current.operation_name} on {current.stream} is not ordered after {previous.operation_name} on "
+            f"{previous.stream} and may access the same bytes: the accesses of the {unrecorded_side} launch "
+            "were not recorded, but taken from another launch of the same kernel"
+        )
+        hint = "rerun with --accesses exact, which records the accesses of every launch"
+        pair = UnverifiedPair(sentence, current, previous, decoder.process, hint)
+        self._unverified_pairs.setdefault(_identities(decoder, race), pair)
+
+    def _covering(self, current: Side, previous: Side) -> int | None:
+        """Return the index of the first suppression that covers a race between these sides, or None."""
+        covers = (suppression.covers(current, previous) for suppression in self._suppressions)
+        return next((index for index, is_covered in enumerate(covers) if is_covered), None)
+
+    def _stack(self, trace_id: tuple[int, int], stacks: Sequence[Stack], stack_index: int) -> Stack:
+        """Return a call stack; ``trace_id`` is a PID and a trace number."""
+        if not 0 <= stack_index < len(stacks):
+            return ()
+        key = (*trace_id, stack_index)
+        if key not in self._stacks:
+            stack = stacks[stack_index]
+            self._stacks[key] = self._interned_stacks.setdefault(stack, stack)
+        return self._stacks[key]
+
+
+def _identities(decoder: RaceDecoder, race: Race) -> _Key:
+    """Return the properties of both operations that are equal in all occurrences of a race.
+
+    Equal stacks are one object, so ids are compared instead of frames. The name of a collective's kernel is
+    not compared, because it depends on the size of the buffers.
+    """
+    return tuple(
+        identity
+        for side in (race.current, race.previous)
+        for identity in (
+            side.kind,
+            side.collective.function if side.collective else side.name,
+            id(decoder.stacks(side.site)),
+        )
+    )
 
 
 @dataclass(slots=True)
@@ -62,11 +258,6 @@ class _Occurrences:
     streams_by_process: dict[int, tuple[dict[int, int], dict[int, int]]] = field(
         default_factory=dict
     )
-
-    @classmethod
-    def from_example(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
-        ownership = RaceOwnership(example.current.stack, example.previous.stack)
-        return cls(example, decoder, ownership)
 
     def add(self, race: Race, decoder: RaceDecoder) -> None:
         """Add an occurrence of the race, which replaces the example if it is the better example."""
@@ -96,250 +287,14 @@ class _Occurrences:
         return self.decoder.with_streams(race, *self.streams_by_process[race.process])
 
 
-_Frames: TypeAlias = tuple[Frame, ...]
-_Key: TypeAlias = tuple[object, ...]
-
-_CONFIDENCE_ORDER = tuple(Confidence)  # certain, likely, possible
-
-
-class Report:
-    """Collects races and counts their occurrences.
-
-    Races with the same kind, operations and call stacks are one race, also in different processes. Races with
-    less confidence than ``min_confidence`` are counted, but not reported. With ``counts_library_races``,
-    races of libraries are findings, too.
-    """
-
-    def __init__(
-        self,
-        *,
-        min_confidence: Confidence = Confidence.LIKELY,
-        suppressions: Sequence[Suppression] = (),
-        baseline: BaselineMatcher | None = None,
-        counts_library_races: bool = False,
-        demangle: Demangle = str,
-    ) -> None:
-        self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(min_confidence) + 1]
-        self._suppressions = suppressions
-        self._baseline = baseline
-        self._counts_library_races = counts_library_races
-        self._demangle = demangle
-        self._races: dict[_Key, _Occurrences] = {}
-        self._suppression_indices: dict[
-            _Key, int
-        ] = {}  # index of the suppression of each suppressed race
-        self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
-        self._occurrence_counts: Counter[_Key] = Counter()
-        self._occurrences_by_process: Counter[int] = Counter()
-        self._unverified_pair_by_key: dict[
-            _Key, UnverifiedPair
-        ] = {}  # pairs by the identities of both operations
-        self._hidden_count = 0  # number of occurrences with less confidence than is shown
-        # The frames of a call stack by PID, trace number and index in the stack table.
-        self._frames: dict[tuple[int, int, int], _Frames] = {}
-        self._interned_stacks: dict[_Frames, _Frames] = {}  # one object for all equal stacks
-
-    def add(
-        self,
-        process: int,
-        races: Iterable[Race],
-        *,
-        stacks: Sequence[Stack],
-        flag_by_stream: Mapping[int, StreamFlag],
-        trace_number: int = 0,
-        stream_use: StreamUse | None = None,
-    ) -> int:
-        """Add the races of one trace; return the number of races that are reported.
-
-        ``stacks`` is the stack table of the trace, ``flag_by_stream`` has the flags of its streams by
-        stream number, ``stream_use`` shows which of these streams only libraries use. ``trace_number`` is
-        the number of the trace within the process.
-        """
-        stack_of = partial(self._stack, (process, trace_number), stacks)
-        stream_use = stream_use or StreamUse()
-        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
-        return sum(self._add(decoder, race) for race in races)
-
-    def add_unverified(
-        self,
-        process: int,
-        races: Iterable[Race],
-        *,
-        stacks: Sequence[Stack],
-        flag_by_stream: Mapping[int, StreamFlag],
-        trace_number: int = 0,
-        stream_use: StreamUse | None = None,
-    ) -> None:
-        """Add races with possible accesses of launches that were not recorded.
-
-        The arguments are those of ``add``. Suppressed pairs, and pairs inside libraries, are not findings.
-        """
-        stack_of = partial(self._stack, (process, trace_number), stacks)
-        stream_use = stream_use or StreamUse()
-        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
-        for race in races:
-            current_side, previous_side = decoder.side(race.current), decoder.side(race.previous)
-            ownership = RaceOwnership(current_side.stack, previous_side.stack)
-            ownership.add(race, stream_use)
-            is_counted = self._counts_library_races or ownership.owner is RaceOwner.PROGRAM
-            is_suppressed = any(
-                suppression.covers(current_side, previous_side)
-                for suppression in self._suppressions
-            )
-            if is_counted and not is_suppressed:
-                _, *sides = self._key(decoder, race)
-                self._unverified_pair_by_key.setdefault(
-                    tuple(sides),
-                    unverified_pair(
-                        process,
-                        current_side,
-                        previous_side,
-                        is_current_unrecorded=race.current.precision >= Precision.ASSUMED,
-                    ),
-                )
-
-    def result(
-        self,
-        *,
-        exit_status: int | None,
-        coverage: Mapping[int, Coverage],
-        gaps: Iterable[Mapping[str, int]] = (),
-        simulated: bool = False,
-        stopped: bool = False,
-        notes: Sequence[str] = (),
-        incomplete: Sequence[str] = (),
-        no_gpu_work: str | None = None,
-        different_calls: tuple[DifferentCalls, ...] = (),
-        ranks: Mapping[int, int] | None = None,
-    ) -> SanitizeResult:
-        """Return the result. The keys of the mappings are PIDs; ``gaps`` are the counts of each trace."""
-        total_coverage = sum(coverage.values(), Coverage())
-        racing_sides = {tuple(sides) for _, *sides in self._occurrence_counts}
-        return SanitizeResult(
-            exit_status=exit_status,
-            simulated=simulated,
-            stopped=stopped,
-            races=tuple(sorted(self._races_with_counts(), key=_sort_key)),
-            coverage=replace(
-                total_coverage, suspected=total_coverage.suspected + self._hidden_count
-            ),
-            gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
-            suppressed=tuple(self._suppressed_counts()),
-            processes=tuple(
-                Process(
-                    process,
-                    coverage[process].launches,
-                    self._occurrences_by_process[process],
-                    (ranks or {}).get(process),
-                )
-                for process in sorted(coverage)
-            ),
-            notes=tuple(notes),
-            incomplete=tuple(incomplete),
-            no_gpu_work=no_gpu_work,
-            baseline=self._baseline_use(),
-            internal=self._counts_library_races,
-            different_calls=different_calls,
-            unverified=tuple(
-                pair
-                for sides, pair in self._unverified_pair_by_key.items()
-                if sides not in racing_sides
-            ),
-        )
-
-    def _add(self, decoder: RaceDecoder, race: Race) -> bool:
-        """Count a race, and store it if it is new. Return whether it is reported."""
-        if race.confidence not in self._shown_confidences:
-            self._hidden_count += 1
-            return False
-        race_key = self._key(decoder, race)
-        if race_key not in self._occurrence_counts:
-            self._add_new(race_key, decoder.decode(race), decoder)
-        self._occurrence_counts[race_key] += 1
-        if race_key in self._suppression_indices or race_key in self._known_races:
-            return False
-        self._occurrences_by_process[decoder.process] += 1
-        self._races[race_key].add(race, decoder)
-        return True
-
-    def _add_new(self, race_key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
-        """Store a race by the baseline that has it, by the suppression that covers it, or as a new race."""
-        if self._baseline and (known_race := self._baseline.find(found_race)):
-            self._known_races[race_key] = known_race
-            return
-        for suppression_index, suppression in enumerate(self._suppressions):
-            if suppression.covers(found_race.current, found_race.previous):
-                self._suppression_indices[race_key] = suppression_index
-                return
-        self._races[race_key] = _Occurrences.from_example(found_race, decoder)
-
-    def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
-        sides = (race.current, race.previous)
-        identities = (self._identity(decoder, operation) for operation in sides)
-        return (race.kind, *chain.from_iterable(identities))
-
-    def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
-        # Equal stacks are one object, so ids are compared instead of frames. The name of a
-        # collective's kernel is not compared, because it depends on the size of the buffers.
-        collective = operation.collective
-        name = collective.function if collective else operation.name
-        return operation.kind, name, id(decoder.stacks(operation.site))
-
-    def _stack(
-        self, trace_id: tuple[int, int], stacks: Sequence[Stack], stack_index: int
-    ) -> _Frames:
-        """Return a call stack; ``trace_id`` is a PID and a trace number."""
-        if not 0 <= stack_index < len(stacks):
-            return ()
-        frames = self._frames.get((*trace_id, stack_index))
-        if frames is None:
-            frames = self._frames[(*trace_id, stack_index)] = self._intern_stack(
-                stacks[stack_index]
-            )
-        return frames
-
-    def _intern_stack(self, stack: Stack) -> _Frames:
-        return self._interned_stacks.setdefault(stack, stack)
-
-    def _races_with_counts(self) -> Iterable[FoundRace]:
-        return (
-            occurrences.found_race(self._occurrence_counts[race_key])
-            for race_key, occurrences in self._races.items()
-        )
-
-    def _suppressed_counts(self) -> Iterable[Suppressed]:
-        for suppression_index, suppression in enumerate(self._suppressions):
-            occurrence_counts = [
-                self._occurrence_counts[race_key]
-                for race_key, index in self._suppression_indices.items()
-                if index == suppression_index
-            ]
-            yield Suppressed(
-                suppression.pattern,
-                suppression.origin,
-                len(occurrence_counts),
-                sum(occurrence_counts),
-            )
-
-    def _baseline_use(self) -> BaselineUse | None:
-        if self._baseline is None:
-            return None
-        occurrence_count = sum(self._occurrence_counts[race_key] for race_key in self._known_races)
-        return self._baseline.use(self._known_races.values(), occurrence_count)
-
-
-def _sort_key(found_race: FoundRace) -> tuple[int, ...]:
+def _sort_key(race: FoundRace) -> tuple[int, ...]:
     """Return the sort key of a race. It does not depend on addresses, because they differ between runs."""
-    location = (
-        (found_race.memory.seq, found_race.offset_bytes or 0) if found_race.memory else (0, 0)
-    )
-    is_of_library = found_race.owner is RaceOwner.LIBRARY
-    confidence_rank = _confidence_rank(found_race)
+    location = (race.memory.seq, race.offset_bytes or 0) if race.memory else (0, 0)
     return (
-        is_of_library,
-        confidence_rank,
-        found_race.current.seq,
-        found_race.previous.seq,
+        race.owner is RaceOwner.LIBRARY,
+        _CONFIDENCE_ORDER.index(race.confidence),
+        race.current.seq,
+        race.previous.seq,
         *location,
     )
 
@@ -350,40 +305,13 @@ def _is_better_example(race: Race, found_race: FoundRace) -> bool:
     A more certain race is better. Among the races of one operation, the race on the earliest allocation is
     better, because the order of the addresses differs between runs.
     """
-    confidence_rank = _CONFIDENCE_ORDER.index(race.confidence)
-    if confidence_rank != _confidence_rank(found_race) or not (
-        race.allocation and found_race.memory
-    ):
-        return confidence_rank < _confidence_rank(found_race)
+    rank, found_rank = map(_CONFIDENCE_ORDER.index, (race.confidence, found_race.confidence))
+    if rank != found_rank or not (race.allocation and found_race.memory):
+        return rank < found_rank
     if race.current.seq != found_race.current.seq:
         return False
-    allocation = race.allocation
-    location = allocation.seq, race.lo - allocation.address
+    location = race.allocation.seq, race.lo - race.allocation.address
     return (race.previous.seq, *location) < _sort_key(found_race)[3:]
-
-
-def _confidence_rank(found_race: FoundRace) -> int:
-    return _CONFIDENCE_ORDER.index(found_race.confidence)
-
-
-def unverified_pair(
-    process: int, current_side: Side, previous_side: Side, *, is_current_unrecorded: bool = False
-) -> UnverifiedPair:
-    """Return a pair of which the accesses of one launch were not recorded, with its description."""
-    current = f"{current_side.operation_name} on {current_side.stream}"
-    previous = f"{previous_side.operation_name} on {previous_side.stream}"
-    unrecorded_side = "later" if is_current_unrecorded else "earlier"
-    sentence = (
-        f"{current} is not ordered after {previous} and may access the same bytes: the accesses of the "
-        f"{unrecorded_side} launch were not recorded, but taken from another launch of the same kernel"
-    )
-    return UnverifiedPair(
-        sentence=sentence,
-        current=current_side,
-        previous=previous_side,
-        process=process,
-        hint="rerun with --accesses exact, which records the accesses of every launch",
-    )
 
 
 _MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call site outwards
@@ -401,36 +329,24 @@ def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
 
 def message(races: Sequence[FoundRace]) -> str:
     """Return races as plain text, after a line with the number of races."""
-    return "\n\n".join((headline(races), *map(_race_text, races)))
-
-
-def headline(races: Sequence[FoundRace]) -> str:
-    """Return the line with the number of races."""
-    return f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
+    headline = f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
+    return "\n\n".join((headline, *map(_race_text, races)))
 
 
 def _race_text(race: FoundRace) -> str:
     occurrences_text = f", {race.count} times" if race.count > 1 else ""
     lines = [f"{race.kind} ({race.confidence}{occurrences_text}): {race.sentence}"]
-    lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
+    for label, side in (("later:", race.current), ("earlier:", race.previous)):
+        operation = f"{side.operation_name} on {side.stream}{in_range(side.ranges)}"
+        lines += _with_stack(f"{label:8} {operation}", side)
     if memory := race.memory:
-        race_size_text, allocation_size_text = (
-            format_bytes(race.size_bytes),
-            format_bytes(memory.size_bytes),
-        )
-        offset_text = f"{race.offset_bytes or 0:,} B"
-        memory_line = f"memory:  {race_size_text} at offset {offset_text} of {allocation_size_text}"
-        lines += _with_stack(memory_line, memory)
+        place = f"offset {race.offset_bytes or 0:,} B of {format_bytes(memory.size_bytes)}"
+        lines += _with_stack(f"memory:  {format_bytes(race.size_bytes)} at {place}", memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")
     if issue := race.known_issue:
         lines.append(f"  known:   {issue.title} ({issue.reference})")
     return "\n".join([*lines, f"  fix:     {issue.advice if issue else race.hint}"])
-
-
-def _operation_lines(label: str, side: Side) -> list[str]:
-    in_ranges = in_range(side.ranges)
-    return _with_stack(f"{label + ':':8} {side.operation_name} on {side.stream}{in_ranges}", side)
 
 
 def _with_stack(first_line: str, source: Side | Memory) -> list[str]:
@@ -453,18 +369,12 @@ _OPERATION_NAMES = {
 }
 
 
-class Stacks(Protocol):
-    """Returns the frames of a stack by its number, innermost first."""
-
-    def __call__(self, number: int, /) -> tuple[Frame, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RaceDecoder:
     """Decodes the races of one process: replaces numbers of the trace by names, call stacks and sentences."""
 
     process: int
-    stacks: Stacks
+    stacks: Callable[[int], Stack]  # returns a call stack by its number
     flag_by_stream: Mapping[int, StreamFlag]
     demangle: Demangle
     stream_use: StreamUse = field(default_factory=StreamUse)
@@ -503,35 +413,31 @@ class RaceDecoder:
 
         ``earlier_streams`` and ``later_streams`` have the device of each stream.
         """
-        race_sides = race.kind, race.current, race.previous
-        unreachable_names = [
+        device_by_stream = {**earlier_streams, **later_streams}
+        names = {stream: self._stream_name(stream) for stream in device_by_stream}
+        if len(set(device_by_stream.values())) > 1:  # equal names get the device of their stream
+            counts = Counter(names.values())
+            names = {
+                stream: name if counts[name] == 1 else f"{name} of cuda:{device_by_stream[stream]}"
+                for stream, name in names.items()
+            }
+        unreachable_names = (
             self._stream_name(stream)
-            for stream in sorted({*earlier_streams, *later_streams})
+            for stream in sorted(device_by_stream)
             if not self.stream_use.is_reachable(stream)
-        ]
-        names = self._stream_names({**earlier_streams, **later_streams})
-        racing_streams = RacingStreams(
+        )
+        streams = RacingStreams(
             earlier_names=tuple(names[stream] for stream in sorted(earlier_streams)),
             later_names=tuple(names[stream] for stream in sorted(later_streams)),
-            unreachable_name=unreachable_names[0] if unreachable_names else "",
+            unreachable_name=next(unreachable_names, ""),
         )
+        sides = race.kind, race.current, race.previous
         allocation_stack = race.memory.stack if race.memory else ()
         return replace(
             race,
-            hint=smallest_fix(*race_sides, racing_streams),
-            remedies=remedies(*race_sides, allocation_stack, racing_streams),
+            hint=smallest_fix(*sides, streams),
+            remedies=remedies(*sides, allocation_stack, streams),
         )
-
-    def _stream_names(self, device_by_stream: Mapping[int, int]) -> dict[int, str]:
-        """Return the names of streams, with the device if streams of several devices have the same name."""
-        names = {stream: self._stream_name(stream) for stream in device_by_stream}
-        if len(set(device_by_stream.values())) == 1:
-            return names
-        name_counts = Counter(names.values())
-        return {
-            stream: name if name_counts[name] == 1 else f"{name} of cuda:{device_by_stream[stream]}"
-            for stream, name in names.items()
-        }
 
     def _stream_name(self, stream: int) -> str:
         """Return the name of a stream without its properties."""
@@ -545,11 +451,7 @@ class RaceDecoder:
         kernel = self.demangle(operation.name) if has_kernel else None
         return Side(
             stream=stream_name(operation.stream, self.flag_by_stream.get(operation.stream)),
-            operation=(
-                collective_name(operation.collective)
-                if operation.collective
-                else _operation_text(operation.kind, kernel)
-            ),
+            operation=_operation_text(operation, kernel),
             stack=stack,
             site=call_site_index(stack),
             stream_number=operation.stream,
@@ -612,7 +514,10 @@ class RaceDecoder:
         )
 
 
-def _operation_text(kind: EventKind, kernel: str | None) -> str:
+def _operation_text(operation: Operation, kernel: str | None) -> str:
+    if operation.collective:
+        return collective_name(operation.collective)
     if kernel is None:
+        kind = operation.kind
         return _OPERATION_NAMES.get(kind, kind.name.lower().replace("_", " "))
     return f"kernel {short_kernel(kernel)}" if kernel else "a kernel without a name"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cudakit.sanitize.races import (
     CALLING_RANK,
@@ -21,45 +21,23 @@ from cudakit.trace.names import cut
 from cudakit.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(NamedTuple):
     """The fixes in terms of one framework.
 
     In the code of a fix, ``a`` is the stream of the earlier operation, ``b`` the stream of the later one.
     """
 
     name: str
-    file_pattern: re.Pattern[str]  # pattern of the framework's file names
-    kernel_pattern: re.Pattern[str]  # pattern of the demangled names of the framework's kernels
+    modules: str  # pattern of the directories that its files are in
+    kernels: str  # pattern of the demangled names of its kernels
     order_fix: str  # code that makes stream b wait for stream a
     lifetime_fix: str  # code that keeps the memory allocated while stream a uses it
     host_wait_fix: str  # code that makes the host wait for stream a
     device_wait_fix: str  # code that makes the host wait for the whole device
 
 
-def _framework(
-    name: str,
-    module_pattern: str,
-    kernel_pattern: str,
-    *,
-    order_fix: str,
-    lifetime_fix: str,
-    host_wait_fix: str,
-    device_wait_fix: str,
-) -> Framework:
-    return Framework(
-        name=name,
-        file_pattern=re.compile(rf"(?:^|/)(?:{module_pattern})/"),
-        kernel_pattern=re.compile(kernel_pattern),
-        order_fix=order_fix,
-        lifetime_fix=lifetime_fix,
-        host_wait_fix=host_wait_fix,
-        device_wait_fix=device_wait_fix,
-    )
-
-
 FRAMEWORKS: Final = (
-    _framework(
+    Framework(
         "torch",
         "torch|triton",
         r"(?:void )?(?:at|c10)::|triton_",
@@ -68,7 +46,7 @@ FRAMEWORKS: Final = (
         host_wait_fix="a.synchronize(), or event.synchronize(), or a copy with non_blocking=False",
         device_wait_fix="torch.cuda.synchronize()",
     ),
-    _framework(
+    Framework(
         "CuPy",
         "cupy|cupyx",
         r"cupy_",
@@ -77,7 +55,7 @@ FRAMEWORKS: Final = (
         host_wait_fix="a.synchronize(), or array.get(blocking=True)",
         device_wait_fix="cupy.cuda.Device().synchronize()",
     ),
-    _framework(
+    Framework(
         "Numba",
         "numba|numba_cuda",
         r"cudapy::",
@@ -86,7 +64,7 @@ FRAMEWORKS: Final = (
         host_wait_fix="a.synchronize()",
         device_wait_fix="numba.cuda.synchronize()",
     ),
-    _framework(
+    Framework(
         "JAX",
         "jax|jaxlib",
         r"$.",
@@ -95,7 +73,7 @@ FRAMEWORKS: Final = (
         host_wait_fix="jax.block_until_ready(array)",
         device_wait_fix="jax.block_until_ready(array)",
     ),
-    _framework(
+    Framework(
         "cuda.core",
         "cuda/core",
         r"$.",
@@ -104,7 +82,7 @@ FRAMEWORKS: Final = (
         host_wait_fix="a.sync()",
         device_wait_fix="Device().sync()",
     ),
-    _framework(
+    Framework(
         "cudakit",
         "cudakit/gpu",
         r"$.",
@@ -141,52 +119,39 @@ def remedies(
     streams = streams or RacingStreams.of_sides(current_side, previous_side)
     frames = [*allocation_frames, *current_side.stack, *previous_side.stack]
     kernels = [side.kernel for side in (current_side, previous_side) if side.kernel is not None]
-    return tuple(
-        f"{framework.name}: {code}{_explain_streams(code, current_side, previous_side, streams)}"
-        for framework in FRAMEWORKS
-        if _is_involved(framework, frames, kernels)
-        for code in (_fix_for(framework, kind, current_side, previous_side, streams),)
-    )
+    fixes: list[str] = []
+    for framework in FRAMEWORKS:
+        is_own_file = re.compile(rf"(?:^|/)(?:{framework.modules})/").search
+        is_own_kernel = re.compile(framework.kernels).match
+        if not (
+            any(is_own_file(frame.filename) for frame in frames) or any(map(is_own_kernel, kernels))
+        ):
+            continue
+        if framework.name == "torch" and _has_work_handle(previous_side):
+            code = "work.wait(), with the work that the call with async_op=True returned"
+        elif streams.unreachable_name:
+            code = framework.device_wait_fix
+        elif kind is RaceKind.HOST or current_side.stream_number == HOST:
+            code = framework.host_wait_fix
+        elif kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE):
+            code = framework.lifetime_fix
+        else:
+            code = framework.order_fix
+        meaning = _explain_streams(code, current_side, previous_side, streams)
+        fixes.append(f"{framework.name}: {code}{meaning}")
+    return tuple(fixes)
 
 
 def _has_work_handle(side: Side) -> bool:
     """Return whether the side is a collective of torch.distributed, which returns a ``Work`` to wait for."""
-    frames = (frame.filename for frame in side.stack)
-    is_of_torch = any("/torch/distributed/" in filename for filename in frames)
+    is_of_torch = any("/torch/distributed/" in frame.filename for frame in side.stack)
     return side.collective is not None and not side.graph and is_of_torch
-
-
-def _fix_for(
-    framework: Framework,
-    kind: RaceKind,
-    current_side: Side,
-    previous_side: Side,
-    streams: RacingStreams,
-) -> str:
-    if framework.name == "torch" and _has_work_handle(previous_side):
-        return "work.wait(), with the work that the call with async_op=True returned"
-    if streams.unreachable_name:
-        return framework.device_wait_fix
-    if kind is RaceKind.HOST or current_side.stream_number == HOST:
-        return framework.host_wait_fix
-    is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
-    return framework.lifetime_fix if is_reused else framework.order_fix
-
-
-def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
-    return any(framework.file_pattern.search(frame.filename) for frame in frames) or any(
-        map(framework.kernel_pattern.match, kernels)
-    )
 
 
 def _explain_streams(
     code: str, current_side: Side, previous_side: Side, streams: RacingStreams
 ) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
-    # The later operation uses freed memory, so the free must move behind the last use in the later stream.
-    user_streams = (
-        streams.later_names if previous_side.operation == "free" else streams.earlier_names
-    )
     if short_stream_name(previous_side) == short_stream_name(current_side):
         # Nodes of a graph run in the stream of its launch, but were captured in streams of their own.
         verb = "captured" if previous_side.graph and current_side.graph else "enqueued"
@@ -195,11 +160,14 @@ def _explain_streams(
             "b": f"the stream on which the later operation was {verb}",
         }
     else:
-        meaning_by_letter = {"a": _each_of(user_streams), "b": _each_of(streams.later_names)}
+        # The later operation may use freed memory; then the free must move behind the last use in its stream.
+        is_freed = previous_side.operation == "free"
+        users = streams.later_names if is_freed else streams.earlier_names
+        meaning_by_letter = {"a": _each_of(users), "b": _each_of(streams.later_names)}
     stream_meanings = [
         f"{letter} is {name}"
         for letter, name in meaning_by_letter.items()
-        if _uses_stream(code, letter)
+        if re.search(rf"\b{letter}[.,)]", code)
     ]
     return f", where {' and '.join(stream_meanings)}" if stream_meanings else ""
 
@@ -208,35 +176,40 @@ def _each_of(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"each of {_join_names(names)}"
 
 
-def _uses_stream(code: str, stream_letter: str) -> bool:
-    return re.search(rf"\b{stream_letter}[.,)]", code) is not None
+# The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer
+# argument.
+_RECEIVES_POINTER: Final = "receives a pointer to"
 
 
 def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_bytes: int) -> str:
     """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
-    later_subject, earlier_subject, size_text = (
-        _subject_text(current_side),
-        _subject_text(previous_side),
-        format_bytes(size_bytes),
-    )
-    use_verb = _RECEIVES_POINTER if current_side.known >= Precision.ASSUMED else "uses"
+    later, earlier = _subject_text(current_side), _subject_text(previous_side)
+    size_text = format_bytes(size_bytes)
+    is_assumed = current_side.known >= Precision.ASSUMED
+    verb = _RECEIVES_POINTER if is_assumed else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
-            return f"{later_subject} {use_verb} {size_text} while {earlier_subject} may still be pending"
+            return f"{later} {verb} {size_text} while {earlier} may still be pending"
         case RaceKind.USE_AFTER_FREE if current_side.operation == "free":
-            return f"{later_subject} releases {size_text} that {earlier_subject} may still be using"
+            return f"{later} releases {size_text} that {earlier} may still be using"
         case RaceKind.USE_AFTER_FREE:
-            return f"{later_subject} {use_verb} {size_text} that {earlier_subject} has freed"
+            return f"{later} {verb} {size_text} that {earlier} has freed"
         case RaceKind.REUSE:
             return (
-                f"{later_subject} {use_verb} {size_text} of a reused block, "
-                f"while {earlier_subject} may still be using the block's previous contents"
+                f"{later} {verb} {size_text} of a reused block, "
+                f"while {earlier} may still be using the block's previous contents"
             )
-    verb, participle = (
-        _access_verb(kind, current_side, previous_side),
-        _access_participle(kind, previous_side),
-    )
-    return f"{later_subject} {verb} {size_text} that {earlier_subject} may still be {participle}"
+    only_read = kind is RaceKind.WRITE_AFTER_READ or not previous_side.writes
+    if not is_assumed:
+        if kind is RaceKind.READ_AFTER_WRITE or not current_side.writes:
+            verb = "reads"
+        else:
+            verb = "overwrites" if only_read else "writes"
+    if previous_side.known >= Precision.ASSUMED:
+        participle = "using"
+    else:
+        participle = "reading" if only_read else "writing"
+    return f"{later} {verb} {size_text} that {earlier} may still be {participle}"
 
 
 # Last words of a fix that changes the work of the program, because only the effect of a wait is certain.
@@ -249,7 +222,8 @@ def smallest_fix(
     """Return the smallest fix in terms of CUDA. ``streams`` are those of all occurrences of the race."""
     streams = streams or RacingStreams.of_sides(current_side, previous_side)
     earlier_work, later_work = operation_at(previous_side), operation_at(current_side)
-    if _are_in_one_graph(current_side, previous_side):
+    if current_side.graph and current_side.graph == previous_side.graph:
+        # Both are nodes of one graph launch, because launches of one graph never overlap.
         return (
             f"make node {current_side.node}, {later_work}, depend on node {previous_side.node}, "
             f"{earlier_work}: add this dependency to the graph or, if the graph is captured, make the stream "
@@ -281,32 +255,20 @@ def smallest_fix(
             f"recorded there after {earlier_work}, before the host {verb} the memory"
             f"{_at_call_site(call_site(current_side.stack))}"
         )
-    order_fix = _order_fix(streams, earlier_work, later_work)
-    if kind is RaceKind.USE_AFTER_FREE:
-        return f"{order_fix}, or free the memory on {_join_names(streams.earlier_names)}"
-    if kind is RaceKind.REUSE:
-        verb = "has" if len(streams.earlier_names) == 1 else "have"
-        return (
-            f"keep a reference to the memory until {_join_names(streams.earlier_names)} {verb} finished "
-            f"with it, or {order_fix}"
-        )
-    return order_fix
-
-
-def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> str:
+    earlier_streams, later_streams = map(_join_names, (streams.earlier_names, streams.later_names))
     if len(streams.earlier_names) == 1:
-        record_clause, recorded_events_text = (
-            f"record an event on {streams.earlier_names[0]} after {earlier_work} and",
-            "it",
-        )
+        order_fix, events = f"record an event on {earlier_streams} after {earlier_work}", "it"
+        verb = "has"
     else:
-        record_clause = (
-            f"after {earlier_work}, record an event on each stream "
-            f"({_join_names(streams.earlier_names)}), and"
-        )
-        recorded_events_text = "all these events"
-    later_streams_text = _join_names(streams.later_names)
-    return f"{record_clause} make {later_streams_text} wait for {recorded_events_text} before {later_work}"
+        order_fix = f"after {earlier_work}, record an event on each stream ({earlier_streams}),"
+        verb, events = "have", "all these events"
+    order_fix += f" and make {later_streams} wait for {events} before {later_work}"
+    if kind is RaceKind.USE_AFTER_FREE:
+        return f"{order_fix}, or free the memory on {earlier_streams}"
+    if kind is RaceKind.REUSE:
+        until = f"until {earlier_streams} {verb} finished with it"
+        return f"keep a reference to the memory {until}, or {order_fix}"
+    return order_fix
 
 
 def is_wait(kind: RaceKind, previous_side: Side) -> bool:
@@ -320,11 +282,6 @@ def is_wait(kind: RaceKind, previous_side: Side) -> bool:
     return previous_side.stream_number != HOST and not moves_free
 
 
-def _are_in_one_graph(current_side: Side, previous_side: Side) -> bool:
-    """Return whether both operations are nodes of one graph launch: launches of one graph never overlap."""
-    return bool(current_side.graph) and current_side.graph == previous_side.graph
-
-
 def _enqueued_work(side: Side) -> str:
     """Return the name of the operation, or of the graph launch that contains the operation."""
     operation = operation_at(side)
@@ -332,7 +289,8 @@ def _enqueued_work(side: Side) -> str:
 
 
 def _graph_launch(side: Side) -> str:
-    return f"the launch of graph {side.graph}{_in_parentheses(call_site(side.launch_stack))}"
+    site = call_site(side.launch_stack)
+    return f"the launch of graph {side.graph}{f' ({site})' if site else ''}"
 
 
 _MAX_NAMED_STREAMS: Final = 6
@@ -361,10 +319,7 @@ def why_not_covered(
 
     ``recorded_at`` is the call site of the event record, ``waited_at`` the call site of the wait.
     """
-    earlier_stream_name, later_stream_name = (
-        short_stream_name(previous_side),
-        short_stream_name(current_side),
-    )
+    earlier_stream_name, later_stream_name = map(short_stream_name, (previous_side, current_side))
     earlier_operation = (
         _graph_launch(previous_side) if previous_side.graph else operation_at(previous_side)
     )
@@ -409,32 +364,6 @@ def _operation_name(side: Side) -> str:
 def _is_kernel(side: Side) -> bool:
     """Return whether the operation is a kernel, and not a collective that a kernel performs."""
     return side.kernel is not None and side.collective is None
-
-
-# The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer
-# argument.
-_RECEIVES_POINTER: Final = "receives a pointer to"
-
-
-def _access_verb(kind: RaceKind, current_side: Side, previous_side: Side) -> str:
-    if current_side.known >= Precision.ASSUMED:
-        return _RECEIVES_POINTER
-    if kind is RaceKind.READ_AFTER_WRITE or not current_side.writes:
-        return "reads"
-    overwrites = kind is RaceKind.WRITE_AFTER_READ or not previous_side.writes
-    return "overwrites" if overwrites else "writes"
-
-
-def _access_participle(kind: RaceKind, previous_side: Side) -> str:
-    if previous_side.known >= Precision.ASSUMED:
-        return "using"
-    return (
-        "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous_side.writes else "reading"
-    )
-
-
-def _in_parentheses(call_site_text: str) -> str:
-    return f" ({call_site_text})" if call_site_text else ""
 
 
 def _at_call_site(call_site_text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
@@ -169,29 +169,19 @@ class MemoryAccess:
 
 
 _BLOCKING_FLAGS: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
-_OUTDATED_VERSION: Final = (
-    -1
-)  # clock version of a stream whose clock is outdated; less than any current version
+# Clock version of a stream whose clock is outdated; less than any current version.
+_OUTDATED_VERSION: Final = -1
 # Minimum number of destroyed streams at which a new stream causes a search for slots that can be reused.
 _MIN_DESTROYED_STREAMS: Final = 32
 
 
+@dataclass(slots=True)
 class ContextStreams:
-    """The streams of one CUDA context: its legacy default stream, blocking streams, and all streams."""
+    """The streams of one CUDA context."""
 
-    __slots__ = ("blocking_streams", "legacy_stream", "streams")
-
-    def __init__(self) -> None:
-        self.legacy_stream: Stream | None = None
-        self.blocking_streams: list[Stream] = []
-        self.streams: list[Stream] = []
-
-    def add(self, stream: Stream) -> None:
-        self.streams.append(stream)
-        if stream.flag is StreamFlag.LEGACY:
-            self.legacy_stream = stream
-        elif stream.flag in _BLOCKING_FLAGS:
-            self.blocking_streams.append(stream)
+    legacy_stream: Stream | None = None
+    blocking_streams: list[Stream] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)  # all of them
 
     def remove(self, stream: Stream) -> None:
         self.streams.remove(stream)
@@ -277,9 +267,8 @@ class StreamOrder:
         self.unrecorded_stream_count = 0  # number of streams whose creation was not recorded
         self._clock_width = 8
         self._slot_count = 1
-        self._free_slots: list[
-            tuple[int, int]
-        ] = []  # slots of removed streams, with their next ticks
+        # Slots of removed streams, with their next ticks.
+        self._free_slots: list[tuple[int, int]] = []
         self._streams: dict[int, Stream] = {}
         self._unused_streams: dict[int, UnusedStream] = {}
         self._contexts: dict[int, ContextStreams] = {}
@@ -316,12 +305,14 @@ class StreamOrder:
             self._update_clock(stream, call)
         return stream
 
-    def create_stream(self, stream_number: int, flag: StreamFlag, context: int) -> None:
-        """Add a stream."""
-        if flag is StreamFlag.NON_BLOCKING:
-            self._unused_streams[stream_number] = UnusedStream(context)
+    def create_stream(self, call: Call, flag: int) -> None:
+        """Add a stream, unless its creation was recorded before."""
+        if self.has_stream(call.stream):
+            return
+        if flag == StreamFlag.NON_BLOCKING:
+            self._unused_streams[call.stream] = UnusedStream(call.context)
         else:
-            self._add_stream(stream_number, flag, context)
+            self._add_stream(call.stream, StreamFlag(flag), call.context)
 
     def _add_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
         """Add a stream with a slot."""
@@ -334,18 +325,17 @@ class StreamOrder:
         width = self._clock_width
         stream = Stream(stream_number, flag, context_streams, slot=slot, width=width, tick=tick)
         self._streams[stream_number] = stream
-        context_streams.add(stream)
+        context_streams.streams.append(stream)
+        if flag is StreamFlag.LEGACY:
+            context_streams.legacy_stream = stream
+        elif flag in _BLOCKING_FLAGS:
+            context_streams.blocking_streams.append(stream)
         return stream
 
-    def capture_stream(self, stream: Stream, graph: int) -> None:
-        """Capture the later work of a stream into a graph."""
-        stream.release()
-        stream.graph = graph
-
-    def destroy_stream(self, stream_number: int) -> None:
+    def destroy_stream(self, call: Call) -> None:
         """Mark a stream as destroyed. Its enqueued work continues, and streams may wait for it."""
-        self._unused_streams.pop(stream_number, None)
-        stream = self._streams.get(stream_number)
+        self._unused_streams.pop(call.stream, None)
+        stream = self._streams.get(call.stream)
         if stream is not None and stream not in self._destroyed_streams:
             stream.release()
             self._destroyed_streams.append(stream)
@@ -356,9 +346,7 @@ class StreamOrder:
             self._thread_timelines[thread] = self.host
         if thread not in self._thread_timelines:
             self._thread_timelines[thread] = Timeline(self._new_slot(), self._clock_width)
-            for (
-                host_thread
-            ) in self._host_timelines:  # one of the earlier threads started the new thread
+            for host_thread in self._host_timelines:  # one of them started the new thread
                 self._thread_timelines[thread].acquire(host_thread.snapshot(), None)
             self._host_timelines.append(self._thread_timelines[thread])
         self.host = self._thread_timelines[thread]
@@ -510,13 +498,6 @@ class SyncTracker:
     def __len__(self) -> int:
         return len(self._events) + len(self._memory_words)
 
-    def create_stream(self, call: Call, flag: int) -> None:
-        if not self._stream_order.has_stream(call.stream):
-            self._stream_order.create_stream(call.stream, StreamFlag(flag), call.context)
-
-    def destroy_stream(self, call: Call) -> None:
-        self._stream_order.destroy_stream(call.stream)
-
     def record_event(self, call: Call, event: int) -> None:
         """Record an event on a stream. If the stream is captured, store the graph of the event."""
         stream = self._stream_order.enqueue(call)
@@ -530,9 +511,7 @@ class SyncTracker:
     def wait_for_event(self, call: Call, event: int) -> None:
         """Order a stream after an event. A wait for a captured event captures the stream, too."""
         if event in self._captured_events:
-            self._stream_order.capture_stream(
-                self._stream_order.stream(call), self._captured_events[event]
-            )
+            self.begin_capture(call, self._captured_events[event])
         elif stream := self._stream_order.enqueue(call):
             _wait_for_signal(stream, self._events.get(event), call)
 
@@ -540,12 +519,6 @@ class SyncTracker:
         signal = self._events.get(event)
         if signal is not None:
             self._stream_order.host_acquires(signal.release, call)
-
-    def sync_stream(self, call: Call) -> None:
-        self._stream_order.sync_stream(call)
-
-    def sync_context(self, call: Call) -> None:
-        self._stream_order.sync_context(call)
 
     def run_host_function(self, call: Call, phase: int, event: int) -> None:
         """Order a host function after the work before it, and the stream's next work after the function.
@@ -562,10 +535,13 @@ class SyncTracker:
                 sync = signal.sync(SyncKind.HOST, call)
                 self._stream_order.host_acquires(signal.release, call, sync)
         else:
-            self.sync_stream(call)
+            self._stream_order.sync_stream(call)
 
     def begin_capture(self, call: Call, graph: int) -> None:
-        self._stream_order.capture_stream(self._stream_order.stream(call), graph)
+        """Capture the later work of a stream into a graph."""
+        stream = self._stream_order.stream(call)
+        stream.release()
+        stream.graph = graph
 
     def end_capture(self, _: Call, graph: int) -> None:
         for stream in self._stream_order:
@@ -588,8 +564,12 @@ class SyncTracker:
         elif address in self._memory_words:
             for signal in self._memory_words[address].values():
                 _wait_for_signal(stream, signal, call)
-        else:
-            self._wait_for_all_streams(stream, call)
+        else:  # any other stream may write the word
+            self._gap_counts[UNKNOWN_WORD] += 1
+            for other_stream in self._stream_order:
+                if other_stream is not stream:
+                    signal = Signal(other_stream.release(), call.seq, call.site)
+                    _wait_for_signal(stream, signal, call)
 
     def prune(self) -> None:
         """Remove the releases that happen before all future work."""
@@ -606,13 +586,6 @@ class SyncTracker:
                 for slot, signal in signal_by_slot.items()
                 if not precedes_future_work(slot, signal.release.tick)
             }
-
-    def _wait_for_all_streams(self, stream: Stream, call: Call) -> None:
-        """Order a stream after all other streams, since any of them may write the word."""
-        self._gap_counts[UNKNOWN_WORD] += 1
-        for other_stream in self._stream_order:
-            if other_stream is not stream:
-                _wait_for_signal(stream, Signal(other_stream.release(), call.seq, call.site), call)
 
 
 def _wait_for_signal(stream: Stream, signal: Signal | None, call: Call) -> None:

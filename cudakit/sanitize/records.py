@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise, repeat
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -108,20 +107,18 @@ class RecordBatch:
 
     def __init__(self, records: Records, last_seq: int, ranges: RangeTracker) -> None:
         innermost_ranges = ranges.follow(records)
-        belongs_to_previous = (records["kind"] == EventKind.ACCESS) | (
-            records["kind"] == EventKind.ACCESSED
-        )
-        is_stray = _find_stray_accesses(records, belongs_to_previous, last_seq)
-        is_handled = _IS_HANDLED[records["kind"]] & ~is_stray
-        self.stray_access_count = 0
+        kinds = records["kind"]
+        belongs_to_previous = (kinds == EventKind.ACCESS) | (kinds == EventKind.ACCESSED)
+        # Accesses do not belong to the call before them if their own call is missing.
+        seqs = np.append(records["seq"], np.uint64(last_seq))
+        call_indices = np.where(belongs_to_previous, -1, np.arange(len(records)))
+        previous_call_indices = np.maximum.accumulate(call_indices)
+        is_stray = belongs_to_previous & (seqs[:-1] != seqs[previous_call_indices])
+        is_handled = _IS_HANDLED[kinds] & ~is_stray
+        self.stray_access_count = int(np.count_nonzero(kinds[~is_handled] == EventKind.ACCESS))
         if not is_handled.all():
-            self.stray_access_count = int(
-                np.count_nonzero(records["kind"][~is_handled] == EventKind.ACCESS)
-            )
-            records, belongs_to_previous = (
-                take_records(records, is_handled),
-                belongs_to_previous[is_handled],
-            )
+            records = take_records(records, is_handled)
+            belongs_to_previous = belongs_to_previous[is_handled]
             innermost_ranges = None if innermost_ranges is None else innermost_ranges[is_handled]
         kinds = records["kind"]
         is_access = kinds == EventKind.ACCESS
@@ -132,9 +129,14 @@ class RecordBatch:
             launch_precisions[:first_call_index].max(initial=0)
         )
         self.kinds: list[int] = kinds[call_indices].tolist()
-        self.launch_precisions: list[int] = _reduce_by_call(
-            np.maximum, launch_precisions, call_indices
-        )[kinds[call_indices] == EventKind.LAUNCH].tolist()
+        # An empty list of indices is refused by reduceat.
+        precision_by_call = (
+            np.maximum.reduceat(launch_precisions, call_indices)
+            if len(call_indices)
+            else call_indices
+        )
+        is_launch = kinds[call_indices] == EventKind.LAUNCH
+        self.launch_precisions: list[int] = precision_by_call[is_launch].tolist()
         has_no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
         self.launches_without_call_site = int(np.count_nonzero(has_no_stack))
         rows_of_calls = _access_rows(records, call_indices.tolist())
@@ -224,15 +226,6 @@ def sorted_by_call(records: Records) -> Records:
     return take_records(records, np.argsort(seqs, kind="stable"))
 
 
-def _find_stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int) -> _Mask:
-    """Mark the accesses that do not belong to the call before them, because their own call is missing."""
-    seqs = np.append(records["seq"], np.uint64(last_seq))
-    call_indices = np.where(belongs_to_previous, -1, np.arange(len(records)))
-    previous_call_indices = np.maximum.accumulate(call_indices)
-    is_stray: _Mask = belongs_to_previous & (seqs[:-1] != seqs[previous_call_indices])
-    return is_stray
-
-
 def _record_precisions(
     records: Records, is_access: _Mask, belongs_to_previous: _Mask
 ) -> npt.NDArray[np.uint8]:
@@ -251,15 +244,6 @@ def _record_precisions(
             LaunchPrecision.ASSUMED,
         )
     return launch_precisions
-
-
-def _reduce_by_call(
-    reduction: np.ufunc, record_values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
-) -> npt.NDArray[Any]:
-    """Reduce the values of all records of a call to one value for each call."""
-    if not len(calls):
-        return record_values[:0]
-    return reduction.reduceat(record_values.view(np.uint8), calls, dtype=np.int64)
 
 
 def _calls(
@@ -303,18 +287,15 @@ _NO_CALL: Final = np.uint64(0)  # no call has this number, because calls are cou
 _PENDING_KINDS: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH, EventKind.LAUNCH_DELAYED)
 
 
-@dataclass(frozen=True, slots=True)
-class _SortedRecords:
+class _SortedRecords(NamedTuple):
     """Records sorted by call, and the numbers of their calls as a contiguous array for binary search."""
 
     records: Records
     seqs: _CallNumbers
 
-    def count_before(self, seq: int) -> int:
-        return int(np.searchsorted(self.seqs, np.uint64(seq)))
-
-    def slice(self, begin_row: int, end_row: int) -> _SortedRecords:
-        return _SortedRecords(self.records[begin_row:end_row], self.seqs[begin_row:end_row])
+    def count_before(self, seq: int | None) -> int:
+        """Return the number of records before a call, or of all records without a call."""
+        return len(self.seqs) if seq is None else int(np.searchsorted(self.seqs, np.uint64(seq)))
 
 
 class PendingLaunches:
@@ -389,12 +370,10 @@ class ReorderBuffer:
         self.given_up_count = 0  # number of launches that were given up before the end of the trace
         self._max_held = max_held
         self._pending = PendingLaunches()
-        self._given_up_before_seq = (
-            0  # all launches before this call were given up, or are complete
-        )
-        self._sorted_runs: list[
-            _SortedRecords
-        ] = []  # sorted runs of held records, in order of arrival
+        # All launches before this call were given up, or are complete.
+        self._given_up_before_seq = 0
+        # Sorted runs of held records, in order of arrival.
+        self._sorted_runs: list[_SortedRecords] = []
 
     @property
     def held_count(self) -> int:
@@ -404,20 +383,27 @@ class ReorderBuffer:
     def feed(self, records: Records) -> Records:
         """Add the next records of the trace; return all held records before the first pending launch."""
         kinds = records["kind"]
-        pending_by_kind = [_pending_launches(records, kinds, kind) for kind in _PENDING_KINDS]
-        new_pending_launches = [
-            (seqs, missing_counts) for seqs, missing_counts in pending_by_kind if len(seqs)
-        ]
-        is_end = (kinds == EventKind.ACCESSED) | _ends_delay(records, kinds)
-        if not (self._sorted_runs or new_pending_launches or is_end.any()):
+        is_end = kinds == EventKind.ACCESSED
+        is_delay = kinds == EventKind.LAUNCH_DELAYED
+        is_end[is_delay] = ~view(records[is_delay], EventKind.LAUNCH_DELAYED)["pending"]
+        has_pending = False
+        for kind in _PENDING_KINDS:
+            missing_counts = view(records, kind)["pending"]
+            indices = np.flatnonzero((kinds == kind) & (missing_counts != 0))
+            if len(indices):
+                has_pending = True
+                self._pending.add(records["seq"][indices], missing_counts[indices].astype(np.int64))
+        if not (self._sorted_runs or has_pending or is_end.any()):
             return self._drop_late_accesses(records)
-        for seqs, missing_counts in new_pending_launches:
-            self._pending.add(seqs, missing_counts)
         self._pending.subtract(records["seq"][is_end])
         self._hold_records(self._drop_late_accesses(records))
         first_call = self._pending.first_call
-        if first_call is not None and self._count_from(first_call) > self._max_held:
-            self._give_up_oldest()
+        if first_call is not None:
+            waiting_count = self.held_count - sum(
+                sorted_run.count_before(first_call) for sorted_run in self._sorted_runs
+            )
+            if waiting_count > self._max_held:
+                self._give_up_oldest()
         return self._release_complete()
 
     def flush(self) -> Records:
@@ -461,20 +447,16 @@ class ReorderBuffer:
     def _release_complete(self) -> Records:
         """Remove and return the records before the first pending launch."""
         first_call = self._pending.first_call
-        end_indices = [
-            len(sorted_run.seqs) if first_call is None else sorted_run.count_before(first_call)
-            for sorted_run in self._sorted_runs
-        ]
-        complete_records = [
-            sorted_run.records[:end]
-            for sorted_run, end in zip(self._sorted_runs, end_indices, strict=True)
-            if end
-        ]
-        held_runs = (
-            sorted_run.slice(end, len(sorted_run.seqs))
-            for sorted_run, end in zip(self._sorted_runs, end_indices, strict=True)
-        )
-        self._sorted_runs = [sorted_run for sorted_run in held_runs if len(sorted_run.seqs)]
+        complete_records: list[Records] = []
+        remaining_runs: list[_SortedRecords] = []
+        for sorted_run in self._sorted_runs:
+            records, seqs = sorted_run
+            end = sorted_run.count_before(first_call)
+            if end:
+                complete_records.append(records[:end])
+            if end < len(seqs):
+                remaining_runs.append(_SortedRecords(records[end:], seqs[end:]))
+        self._sorted_runs = remaining_runs
         if not complete_records:
             return np.zeros(0, RECORD)
         ordered_records = sorted_by_call(concatenate_records(complete_records))
@@ -482,12 +464,6 @@ class ReorderBuffer:
         if is_delay.any():
             ordered_records = take_records(ordered_records, ~is_delay)
         return _drop_superseded_accesses(ordered_records)
-
-    def _count_from(self, seq: int) -> int:
-        """Return the number of records at and after a call."""
-        return sum(
-            len(sorted_run.seqs) - sorted_run.count_before(seq) for sorted_run in self._sorted_runs
-        )
 
 
 def reorder_records(records: Records) -> tuple[Records, int]:
@@ -500,22 +476,6 @@ def reorder_records(records: Records) -> tuple[Records, int]:
 def _sorted_run(records: Records) -> _SortedRecords:
     ordered_records = sorted_by_call(records)
     return _SortedRecords(ordered_records, np.ascontiguousarray(ordered_records["seq"]))
-
-
-def _pending_launches(
-    records: Records, kinds: npt.NDArray[np.uint16], kind: EventKind
-) -> tuple[_CallNumbers, _Counts]:
-    """Return the sequence number of each pending launch, and its count of missing ``Accessed`` records."""
-    missing_counts = view(records, kind)["pending"]
-    indices = np.flatnonzero((kinds == kind) & (missing_counts != 0))
-    return records["seq"][indices], missing_counts[indices].astype(np.int64)
-
-
-def _ends_delay(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArray[np.bool_]:
-    """Return for each record whether it ends the delay of a launch."""
-    is_end: npt.NDArray[np.bool_] = kinds == EventKind.LAUNCH_DELAYED
-    is_end[is_end] = ~view(records[is_end], EventKind.LAUNCH_DELAYED)["pending"]
-    return is_end
 
 
 def _drop_superseded_accesses(records: Records) -> Records:

@@ -8,7 +8,7 @@ with the nearest pointer at or below it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cudakit.sanitize.races import Coverage
 from cudakit.sanitize.records import count_precisions, without_common_fields
+from cudakit.sanitize.shadow import StridedRange, strided_range
 from cudakit.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
 from cudakit.trace.trace_file import (
@@ -69,19 +70,6 @@ class _Template:
         """The number of accesses of each precision of the template of a graph launch."""
         return count_precisions(np.frombuffer(self.graph_rows or b"", RECORD))
 
-    def distances_to(self, pointers: _Addresses) -> _Addresses:
-        """Return the distance of each access to that of a launch with other pointers, modulo 2^64."""
-        return (pointers - self.pointers)[self.pointer_indices]
-
-    def possible_accesses(
-        self, pointers: _Addresses, *, is_unordered: bool
-    ) -> list[PossibleAccess]:
-        """Return the accesses to other bytes that a launch with these pointers may have made."""
-        return [
-            PossibleAccess(int(pointers[index]), mode, is_unordered)
-            for index, mode in self.possible_modes
-        ]
-
 
 class _Insertion(NamedTuple):
     """The accesses that replace the other records of the call of a launch."""
@@ -115,7 +103,7 @@ class TemplateAccesses:
         kinds = records["kind"]
         self.possible_accesses, self.graph_rows = {}, {}
         self._add_node_pointers(records, kinds)
-        template_ids = _template_ids(records, kinds)
+        template_ids = _launch_field(records, "template_id")
         template_positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
         if not len(template_positions):
             return records
@@ -133,13 +121,14 @@ class TemplateAccesses:
             call_ends,
             np.searchsorted(pointer_positions, template_positions),
             np.searchsorted(pointer_positions, call_ends),
+            # Whether the template was checked next to unordered work; whether the launch may be unordered.
+            _launch_field(records[template_positions], "is_checked") != 0,
+            _launch_field(records[template_positions], "is_unordered") != 0,
         )
-        flags = _launch_flags(records[template_positions])
         insertions: list[_Insertion] = []
-        for position, template_id, seq, call_begin, call_end, row_begin, row_end in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            is_checked, is_unordered = next(flags)
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            position, template_id, seq, call_begin, call_end, *of_launch = row
+            row_begin, row_end, is_checked, is_unordered = of_launch
             if not template_id:
                 self._apply_template_record(
                     records[position], records[call_begin:call_end], coverage
@@ -155,12 +144,16 @@ class TemplateAccesses:
             if template.graph_rows is not None:
                 self.graph_rows[seq] = template.graph_rows
                 coverage.count_accesses(template.precision_counts)
-            distances = template.distances_to(pointers) if len(pointers) else None
+            distances = None
+            if len(pointers):  # modulo 2^64
+                distances = (pointers - template.pointers)[template.pointer_indices]
             insertions.append(_Insertion(position, call_end, template.accesses, distances))
             if template.possible_modes and not is_checked:
-                self.possible_accesses[seq] = template.possible_accesses(
-                    pointers if len(pointers) else template.pointers, is_unordered=is_unordered
-                )
+                bases = pointers if len(pointers) else template.pointers
+                self.possible_accesses[seq] = [
+                    PossibleAccess(int(bases[index]), mode, is_unordered)
+                    for index, mode in template.possible_modes
+                ]
         return _insert_accesses(records, insertions)
 
     def forget_graphs(self, destroyed_graphs: Records) -> None:
@@ -176,10 +169,8 @@ class TemplateAccesses:
     ) -> None:
         """Apply a Template record: keep the accesses of its call, or forget one template or all of them."""
         template = view(np.array([record], RECORD), EventKind.TEMPLATE)[0]
-        check_result, template_id = (
-            TemplateCheck(int(template["check"])),
-            int(template["template_id"]),
-        )
+        check_result = TemplateCheck(int(template["check"]))
+        template_id = int(template["template_id"])
         if check_result is not TemplateCheck.NONE:
             coverage.template_checks += 1
             coverage.template_differences += check_result is TemplateCheck.DIFFERENT
@@ -215,26 +206,13 @@ class TemplateAccesses:
             pointers_by_node[int(node["node"])] = addresses[begin:end]
 
 
-def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
-    """Return the template of each launch, and 0 for other records."""
-    template_ids = np.zeros(len(records), np.uint32)
-    for kind in (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH):
-        is_kind = kinds == kind
-        template_ids[is_kind] = view(records[is_kind], kind)["template_id"]
-    return template_ids
-
-
-def _launch_flags(records: Records) -> Iterator[tuple[bool, bool]]:
-    """Yield two flags of each launch: its template was checked next to unordered work; it may be unordered.
-
-    The flags of records that are no launches are false.
-    """
-    flags = np.zeros((len(records), 2), np.bool_)
+def _launch_field(records: Records, name: str) -> npt.NDArray[np.uint32]:
+    """Return a field of each launch, and 0 for other records."""
+    values = np.zeros(len(records), np.uint32)
     for kind in (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH):
         is_kind = records["kind"] == kind
-        launches = view(records[is_kind], kind)
-        flags[is_kind] = np.column_stack([launches["is_checked"], launches["is_unordered"]])
-    return zip(*flags.T.tolist(), strict=True)
+        values[is_kind] = view(records[is_kind], kind)[name]
+    return values
 
 
 def _insert_accesses(records: Records, insertions: Sequence[_Insertion]) -> Records:
@@ -393,97 +371,52 @@ def _possible_modes(
 def _are_those_of_array(accesses: Records, begin: int) -> bool:
     """Return whether accesses are contiguous from ``begin`` on, or have elements at equal distances."""
     is_regular = (accesses["count"] == 0) | (accesses["count"] >= _MIN_ARRAY_ELEMENTS)
-    return bool((is_regular & (accesses["lo"] == begin)).all()) or _are_contiguous(accesses, begin)
-
-
-def _are_contiguous(accesses: Records, begin: int) -> bool:
-    """Return whether accesses have all bytes from ``begin`` to the end of the last access."""
-    if accesses["count"].any():
-        return False
+    if (is_regular & (accesses["lo"] == begin)).all():
+        return True
     address_order = np.argsort(accesses["lo"])
     lo, hi = accesses["lo"][address_order], np.maximum.accumulate(accesses["hi"][address_order])
-    return bool(lo[0] == begin and (lo[1:] <= hi[:-1]).all())
+    is_contiguous = lo[0] == begin and (lo[1:] <= hi[:-1]).all()
+    return bool(is_contiguous) and not accesses["count"].any()
 
 
 def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
     """Split accesses at the pointers that they contain."""
     row_parts: list[Records] = []
     for i in range(len(rows)):
-        row = rows[i : i + 1].copy()
-        access = row.view(layout(EventKind.ACCESS))
-        lo, hi = access["lo"][0], access["hi"][0]
-        inner_pointers = sorted_pointers[(sorted_pointers > lo) & (sorted_pointers < hi)]
-        if not len(inner_pointers):
-            row_parts.append(row)
-            continue
-        piece_count = max(int(access["count"][0]), 1)
-        stride = int(access["stride_bytes"][0])
-        pieces = _Pieces(
-            int(lo), int(hi) - int(lo) - (piece_count - 1) * stride, stride, piece_count
+        row = rows[i : i + 1]
+        access = view(row, EventKind.ACCESS)[0]
+        lo, hi, stride, count = (
+            int(access[name]) for name in ("lo", "hi", "stride_bytes", "count")
         )
-        parts = list(_parts_between(pieces, [*inner_pointers.tolist(), int(hi)]))
-        split_rows = np.repeat(row, len(parts))
-        split_accesses = split_rows.view(layout(EventKind.ACCESS))
-        for j, part_pieces in enumerate(parts):
-            split_accesses["lo"][j], split_accesses["hi"][j] = part_pieces.lo, part_pieces.hi
-            split_accesses["stride_bytes"][j] = (
-                part_pieces.stride if part_pieces.piece_count > 1 else 0
-            )
-            split_accesses["count"][j] = (
-                part_pieces.piece_count if part_pieces.piece_count > 1 else 0
-            )
-        row_parts.append(split_rows)
+        inner_pointers = sorted_pointers[(sorted_pointers > lo) & (sorted_pointers < hi)].tolist()
+        if inner_pointers:
+            pieces = strided_range(lo, hi, stride, count)
+            parts = list(_parts_between(pieces, inner_pointers))
+            row = np.repeat(row, len(parts))
+            accesses = row.view(layout(EventKind.ACCESS))
+            for name, column in zip(
+                ("lo", "hi", "stride_bytes", "count"), zip(*parts, strict=True), strict=True
+            ):
+                accesses[name] = column
+        row_parts.append(row)
     return np.concatenate(row_parts) if row_parts else rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Pieces of equal size in bytes: the first begins at ``lo``, each next piece ``stride`` bytes later."""
-
-    lo: int
-    size_bytes: int
-    stride: int
-    piece_count: int
-
-    @property
-    def hi(self) -> int:
-        return self.lo + (self.piece_count - 1) * self.stride + self.size_bytes
-
-    def without(self, dropped_count: int) -> _Pieces:
-        """Return all pieces but the first ``dropped_count``."""
-        return replace(
-            self,
-            lo=self.lo + dropped_count * self.stride,
-            piece_count=self.piece_count - dropped_count,
-        )
-
-
-def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
-    """Split pieces at ascending addresses, of which the last is the end of the last piece."""
-    for limit in limits:
-        complete_count = 0
-        if limit >= pieces.lo + pieces.size_bytes:
-            gap = limit - pieces.lo - pieces.size_bytes
-            complete_count = min(
-                pieces.piece_count, gap // pieces.stride + 1 if pieces.stride else 1
-            )
-            yield replace(pieces, piece_count=complete_count)
-        pieces = pieces.without(complete_count)
-        if pieces.piece_count and pieces.lo < limit:  # the address is inside the next piece
-            yield _Pieces(pieces.lo, limit - pieces.lo, 0, 1)
-            remaining_pieces = _Pieces(limit, pieces.lo + pieces.size_bytes - limit, 0, 1)
-            yield from _parts_of_divided_piece(remaining_pieces, pieces.without(1), limits, limit)
-            return
-
-
-def _parts_of_divided_piece(
-    remaining_pieces: _Pieces, pieces_behind: _Pieces, limits: list[int], divided_at: int
-) -> Iterator[_Pieces]:
-    """Split the rest of a divided piece, then the pieces behind it, at the addresses after ``divided_at``."""
-    later_limits = [limit for limit in limits if limit > divided_at]
-    inner_limits = [limit for limit in later_limits if limit < remaining_pieces.hi]
-    yield from _parts_between(remaining_pieces, [*inner_limits, remaining_pieces.hi])
-    if pieces_behind.piece_count:
-        yield from _parts_between(
-            pieces_behind, [limit for limit in later_limits if limit > pieces_behind.lo]
-        )
+def _parts_between(
+    pieces: StridedRange, limits: Sequence[int]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Split pieces at ascending addresses; yield lo, hi, stride and count of each part."""
+    lo, count = pieces.lo, pieces.row_count
+    while count:
+        end = lo + pieces.row_bytes
+        limit = next((limit for limit in limits if limit > lo), pieces.hi)
+        if limit < end:  # the address is inside the first piece
+            bounds = (lo, *(inner for inner in limits if lo < inner < end), end)
+            yield from ((part_lo, part_hi, 0, 0) for part_lo, part_hi in pairwise(bounds))
+            complete_count = 1
+        else:
+            complete_count = min(count, (limit - end) // pieces.stride + 1)
+            hi = end + (complete_count - 1) * pieces.stride
+            is_strided = complete_count > 1
+            yield (lo, hi, *((pieces.stride, complete_count) if is_strided else (0, 0)))
+        lo, count = lo + complete_count * pieces.stride, count - complete_count

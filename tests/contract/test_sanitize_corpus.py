@@ -25,7 +25,7 @@ from check_races import CORPUS, Case, Run
 from cudakit.gpu.compile import demangle
 from cudakit.report import json as rendered
 from cudakit.sanitize.detector import analyze_log
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.races import RaceKind
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.run_log import LogReader
@@ -46,7 +46,7 @@ def log_of(label: str) -> Path:
 def differences(case: Case, log: Path) -> list[str]:
     """Return the differences between the report on a log and the expected one."""
     with LogReader(log) as reader:
-        result = analyze_log(reader, Report(demangle=demangle))
+        result = analyze_log(reader, RaceCollector(demangle=demangle))
     report: dict[str, Any] = json.loads(rendered.render(result))
     return list(check_races.wrong_races(case, Run(0, 0.0, "", report)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudakit.sanitize.findings import RaceDecoder, Report
+from cudakit.sanitize.findings import RaceCollector, RaceDecoder
 from cudakit.sanitize.races import (
     Allocation,
     Confidence,
@@ -183,14 +183,18 @@ def side(operation: Operation) -> Side:
     return race_decoder().side(operation)
 
 
-def report_of(*races: Race, report: Report | None = None, process: int = 4242) -> Report:
+def report_of(
+    *races: Race, report: RaceCollector | None = None, process: int = 4242
+) -> RaceCollector:
     """Return a report with the races of one process, or add them to a report."""
-    report = report or Report(demangle=demangle)
+    report = report or RaceCollector(demangle=demangle)
     report.add(process, races, stacks=STACKS, flag_by_stream=STREAMS)
     return report
 
 
-def result_of(report: Report, *, simulated: bool = False, stopped: bool = False) -> SanitizeResult:
+def result_of(
+    report: RaceCollector, *, simulated: bool = False, stopped: bool = False
+) -> SanitizeResult:
     coverage = Coverage(
         launches=19_000,
         launches_exact=18_990,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -181,7 +181,7 @@ def largest_counts(step: Step, step_counts: tuple[int, ...]) -> list[Counter[str
 
     The host waits after each step. A batch has ten steps.
     """
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     calls: list[list[EventBody]] = [
         [StreamCreate(MAIN, StreamFlag.LEGACY)],
         [StreamCreate(SIDE, StreamFlag.NON_BLOCKING)],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cudakit.gpu.sim import Sim
 from cudakit.report import console, json
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.report import report
 from cudakit.trace.spool import Spool, SpoolWriter
 from cudakit.trace.trace_file import Clock
@@ -45,7 +45,7 @@ def analyzed(content: bytes) -> tuple[str, list[str]]:
     """Return the report on a trace file and the errors of the spool."""
     with TemporaryDirectory() as name:
         (Path(name) / "1-000000.trace").write_bytes(content)
-        detector, found_report, spool = RaceDetector(), Report(), Spool(Path(name))
+        detector, found_report, spool = RaceDetector(), RaceCollector(), Spool(Path(name))
         for batch in spool.batches():
             detector.feed(batch, found_report)
         detector.finish(found_report)

@@ -16,7 +16,7 @@ from sanitize.random_traces import Step, steps, trace
 from sanitize.test_templates import with_graph_templates
 
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.sanitize.races import SanitizeResult
 from cudakit.stacks import Frame
@@ -41,7 +41,10 @@ from cudakit.trace.trace_file import Records, layout, pack
 def detected(batches: Sequence[Records], *, strict_threads: bool = False) -> SanitizeResult:
     """Return the result of a trace that is analyzed in batches; the kernels have no names."""
     detector = RaceDetector(strict_threads=strict_threads, report_possible=True)
-    report, stacks = Report(), [(), *((Frame("step", "train.py", n),) for n in range(1, 200))]
+    report, stacks = (
+        RaceCollector(),
+        [(), *((Frame("step", "train.py", n),) for n in range(1, 200))],
+    )
     for records in batches:
         detector.feed(Batch(1, records, ["", "k"], stacks), report)
     detector.finish(report)
@@ -229,7 +232,7 @@ GRAPH_FIELDS = {
 
 
 def test_analysis_of_10000_destroyed_graphs_is_as_large_as_of_100() -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     block_counts: list[int] = []  # numbers of memory blocks that Python has allocated
     for records in many_graphs(10_000):
         detector.feed(Batch(1, records, ["", "k"], [(), ()]), report)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report, findings, message
+from cudakit.sanitize.findings import RaceCollector, findings, message
 from cudakit.sanitize.races import Confidence
 from cudakit.stacks import Frame
 from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, Launch, StreamCreate
@@ -36,7 +36,7 @@ def batch(
 
 
 def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     first, second = (
         batch(tmp_path / "a", *FIRST_FILL),
         batch(tmp_path / "b", *FIRST_FILL[:2], *SECOND_FILL),
@@ -49,7 +49,7 @@ def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
 
 
 def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     first = batch(tmp_path / "a", *FIRST_FILL, *SECOND_FILL, file_name="train.py")
     second = batch(tmp_path / "b", *FIRST_FILL, *SECOND_FILL, file_name="test.py")
 
@@ -60,7 +60,7 @@ def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> Non
 
 
 def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     batch_read = batch(tmp_path / "a", *FIRST_FILL)
     for each_batch in (
         batch_read,
@@ -75,13 +75,13 @@ def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
 
 def test_result_is_simulated_only_with_a_virtual_clock(tmp_path: Path) -> None:
     for clock in Clock:
-        detector, report = RaceDetector(), Report()
+        detector, report = RaceDetector(), RaceCollector()
         detector.feed(batch(tmp_path / clock.name, *FIRST_FILL, clock=clock), report)
         assert detector.result(report).simulated is (clock is Clock.VIRTUAL)
 
 
 def test_race_is_added_to_the_current_report(tmp_path: Path) -> None:
-    detector, first_report, second_report = RaceDetector(), Report(), Report()
+    detector, first_report, second_report = RaceDetector(), RaceCollector(), RaceCollector()
     detector.feed(batch(tmp_path / "a", *FIRST_FILL), first_report)
     detector.feed(batch(tmp_path / "b", *SECOND_FILL), second_report)
 
@@ -101,7 +101,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
         )
     ]
     detector = RaceDetector(report_possible=True)
-    report = Report(min_confidence=Confidence.POSSIBLE)
+    report = RaceCollector(min_confidence=Confidence.POSSIBLE)
     batch_read = batch(tmp_path / "a", *FIRST_FILL[:2], *launches)
     records = batch_read.records.copy()
     records["seq"] = [1, 2, 3, 3, 5, 5]  # an access belongs to the launch before it
@@ -114,7 +114,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_message_contains_call_sites_and_the_fix(tmp_path: Path) -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     detector.feed(batch(tmp_path / "a", *FIRST_FILL, *SECOND_FILL), report)
 
     assert message(findings(detector.result(report))) == (
@@ -147,7 +147,7 @@ def renumber_calls(batch: Batch, *seqs: int) -> Batch:
 
 
 def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Path) -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     assert (
         detector.feed(
             renumber_calls(batch(tmp_path / "a", *FIRST_FILL[:2], *PENDING), 1, 2, 3, 3, 4), report
@@ -164,7 +164,7 @@ def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Pat
 
 
 def test_launch_never_read_back_is_analyzed_by_its_assumed_accesses(tmp_path: Path) -> None:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     batch_read = renumber_calls(batch(tmp_path / "a", *FIRST_FILL[:2], *PENDING), 1, 2, 3, 3, 4)
     detector.feed(batch_read, report)
 

@@ -256,9 +256,10 @@ def test_last_synchronization_names_the_enqueueing_and_the_run_of_the_host_funct
 
 
 def test_event_before_a_host_function_is_forgotten_after_the_function() -> None:
-    syncs = SyncTracker(StreamOrder(), Counter())
+    order = StreamOrder()
+    syncs = SyncTracker(order, Counter())
     record, run = (Call(seq, EventKind.HOST_CALL, 0, 1, 1, 0, 1, 0) for seq in (1, 2))
-    syncs.create_stream(record, StreamFlag.NON_BLOCKING)
+    order.create_stream(record, StreamFlag.NON_BLOCKING)
     syncs.record_event(record, 1)
     assert len(syncs) == 1
     for phase in HostCallPhase:

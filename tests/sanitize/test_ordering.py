@@ -251,11 +251,11 @@ def test_peer_access_uses_the_same_addresses() -> None:
 def test_clocks_do_not_grow_with_streams_that_were_destroyed() -> None:
     order = StreamOrder()
     for number in range(1, 2001):
-        order.create_stream(number, NON_BLOCKING, context=1)
         call = Call(number, EventKind.LAUNCH, 0, number, context=1, device=0, thread=1, site=0)
+        order.create_stream(call, NON_BLOCKING)
         assert order.enqueue(call)
         order.sync_stream(call)
-        order.destroy_stream(number)
+        order.destroy_stream(call)
     assert len(order.past_clock()) <= 64
 
 

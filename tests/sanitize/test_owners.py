@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sanitize.sample_races import MEMORY, STREAMS, exact_operation, race
 
-from cudakit.sanitize.findings import Report, findings
+from cudakit.sanitize.findings import RaceCollector, findings
 from cudakit.sanitize.owners import (
     StreamUse,
     is_one_program_call,
@@ -210,13 +210,13 @@ def test_damaged_call_stack_number_is_not_the_programs() -> None:
 # --- reports
 
 
-def reported(*races: Race, use: StreamUse | None = None, internal: bool = False) -> Report:
-    report = Report(counts_library_races=internal)
+def reported(*races: Race, use: StreamUse | None = None, internal: bool = False) -> RaceCollector:
+    report = RaceCollector(counts_library_races=internal)
     report.add(1, races, stacks=STACKS, flag_by_stream=STREAMS, stream_use=use or StreamUse())
     return report
 
 
-def only_race(report: Report) -> FoundRace:
+def only_race(report: RaceCollector) -> FoundRace:
     (found_race,) = report.result(exit_status=0, coverage={}).races
     return found_race
 

@@ -26,7 +26,7 @@ from sanitize.sample_races import (
 
 from cudakit.report import json as json_render
 from cudakit.sanitize.baseline import parse_pattern
-from cudakit.sanitize.findings import Report, message
+from cudakit.sanitize.findings import RaceCollector, message
 from cudakit.sanitize.races import Confidence, Coverage, NamedRange, RaceKind
 from cudakit.stacks import Frame
 
@@ -94,7 +94,7 @@ def test_races_are_sorted_by_their_highest_confidence() -> None:
 
 
 def test_possible_races_are_counted_by_default() -> None:
-    report = Report()
+    report = RaceCollector()
     possible = race(confidence=POSSIBLE)
 
     assert report.add(1, [possible, race(), possible], stacks=STACKS, flag_by_stream=STREAMS) == 1
@@ -104,7 +104,7 @@ def test_possible_races_are_counted_by_default() -> None:
 
 
 def test_possible_races_are_shown_on_request() -> None:
-    report = Report(min_confidence=POSSIBLE)
+    report = RaceCollector(min_confidence=POSSIBLE)
     possible = race(confidence=POSSIBLE)
 
     assert report.add(1, [possible], stacks=STACKS, flag_by_stream=STREAMS) == 1
@@ -112,7 +112,7 @@ def test_possible_races_are_shown_on_request() -> None:
 
 
 def test_only_certain_races_are_shown_on_request() -> None:
-    result = result_of(report_of(race(), report=Report(min_confidence=CERTAIN)))
+    result = result_of(report_of(race(), report=RaceCollector(min_confidence=CERTAIN)))
 
     assert (result.races, result.coverage.suspected) == ((), 1)
 
@@ -121,7 +121,7 @@ def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
     patterns = [
         parse_pattern(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")
     ]
-    report = Report(suppressions=patterns, demangle=demangle)
+    report = RaceCollector(suppressions=patterns, demangle=demangle)
     races = [race(), race(), race(RaceKind.REUSE)]
 
     assert report.add(1, races, stacks=STACKS, flag_by_stream=STREAMS) == 0
@@ -138,7 +138,7 @@ def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
 
 def test_gaps_of_all_processes_are_summed_and_sorted_by_frequency() -> None:
     gaps = [{"a": 1, "b": 2}, {"a": 4}]
-    result = Report().result(exit_status=None, coverage={}, gaps=gaps)
+    result = RaceCollector().result(exit_status=None, coverage={}, gaps=gaps)
 
     assert list(result.gaps.items()) == [("a", 5), ("b", 2)]
 
@@ -171,7 +171,7 @@ def test_launch_without_accesses_is_unknown() -> None:
 
 
 def test_stack_missing_in_the_table_is_empty() -> None:
-    report = Report()
+    report = RaceCollector()
     report.add(1, [race(current=kernel(site=99))], stacks=STACKS, flag_by_stream={})
 
     (decoded,) = result_of(report).races
@@ -208,7 +208,7 @@ def test_json_has_the_documented_fields() -> None:
 
 
 def test_result_of_program_without_cuda() -> None:
-    empty = Report().result(exit_status=None, coverage={})
+    empty = RaceCollector().result(exit_status=None, coverage={})
 
     assert json.loads(json_render.render(empty))["races"] == []
 

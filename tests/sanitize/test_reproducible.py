@@ -9,7 +9,7 @@ import pytest
 
 from cudakit.report import console
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.report import report as present
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.run_log import LogReader
@@ -45,7 +45,7 @@ def renumbered_batch(batch: Batch) -> Batch:
 
 
 def text(*batches_of_log: Batch) -> str:
-    report, detector = Report(), RaceDetector()
+    report, detector = RaceCollector(), RaceDetector()
     for batch in batches_of_log:
         detector.feed(batch, report)
     detector.finish(report)

@@ -18,7 +18,7 @@ from sanitize.template_policy import Policy
 
 from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.engine import Engine
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.races import Coverage, Race
 from cudakit.sanitize.records import reorder_records
 from cudakit.sanitize.templates import (
@@ -373,7 +373,7 @@ def test_log_with_templates_is_incomplete_for_separate_host_threads(strict_threa
     """The recorder left launches out by the order of joined threads, in which more work is ordered."""
     records, strings = program_log("torch_matmul_result_fixed")
     trace = Policy().apply(in_rounds(records, unchanged, 0))
-    detector, report = RaceDetector(strict_threads=strict_threads), Report()
+    detector, report = RaceDetector(strict_threads=strict_threads), RaceCollector()
     detector.feed(Batch(1, trace, strings, [()]), report)
     detector.finish(report)
     incomplete = detector.result(report).incomplete

@@ -13,7 +13,7 @@ import race_logs
 
 from cudakit.errors import InputError
 from cudakit.sanitize.detector import RaceDetector, analyze_log
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.races import SanitizeResult
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -53,11 +53,11 @@ def blocks(content: bytes) -> Iterator[tuple[int, int, bool]]:
 def analyzed(path: Path, content: bytes) -> SanitizeResult:
     path.write_bytes(content)
     with LogReader(path) as log:
-        return analyze_log(log, Report())
+        return analyze_log(log, RaceCollector())
 
 
 def expected(batches: list[Batch]) -> SanitizeResult:
-    detector, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), RaceCollector()
     for batch in batches:
         detector.feed(batch, report)
     detector.finish(report)

@@ -10,7 +10,7 @@ from cudakit.gpu.compile import demangle
 from cudakit.record.protocol import AgentMessage, AgentMessageKind
 from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector
-from cudakit.sanitize.findings import Report, findings
+from cudakit.sanitize.findings import RaceCollector, findings
 from cudakit.sanitize.races import Confidence
 from cudakit.trace.run_log import NO_REAL_GPU_WORK
 
@@ -41,7 +41,7 @@ class Monitor:
         self._incomplete_reasons: Counter[str] = Counter()
         self._stop_on_first = stop_on_first
         self._accept_unrecorded = accept_unrecorded
-        self._report = Report(
+        self._report = RaceCollector(
             min_confidence=min_confidence,
             suppressions=suppressions(suppress),
             baseline=baseline,

@@ -20,7 +20,7 @@ from sanitize.test_different_calls import call_batch, collective, differences
 
 from cudakit.report import sarif
 from cudakit.sanitize.baseline import suppressions
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.hints import remedies, smallest_fix
 from cudakit.sanitize.races import (
     CollectiveOperation,
@@ -52,7 +52,7 @@ UNAWAITED = race(
 )
 
 
-def two_ranks(collected: Report) -> SanitizeResult:
+def two_ranks(collected: RaceCollector) -> SanitizeResult:
     of_rank = Coverage(launches=1, launches_exact=1, collectives=1, accesses_exact=2)
     coverage = {4242: of_rank, 4243: of_rank}
     return collected.result(exit_status=0, coverage=coverage, ranks={4242: 0, 4243: 1})
@@ -97,7 +97,7 @@ def test_processes_without_ranks_are_counted() -> None:
 
 
 def test_collective_is_suppressed_by_the_name_of_its_kernel() -> None:
-    collected = Report(suppressions=suppressions(["kernel:nccl*"]))
+    collected = RaceCollector(suppressions=suppressions(["kernel:nccl*"]))
     assert not result_of(report_of(UNAWAITED, report=collected)).races
 
 
@@ -111,7 +111,7 @@ def test_name_of_a_send_has_the_other_rank() -> None:
 def differing() -> SanitizeResult:
     found = differences(call_batch(0, collective()), call_batch(1, collective(count=9)))
     of_rank = Coverage(launches=1, launches_exact=1, collectives=1, accesses_exact=2)
-    collected = Report().result(exit_status=0, coverage={1000: of_rank, 1001: of_rank})
+    collected = RaceCollector().result(exit_status=0, coverage={1000: of_rank, 1001: of_rank})
     return replace(collected, different_calls=tuple(found))
 
 
@@ -121,7 +121,7 @@ def test_report_of_different_calls(golden: Callable[[str, str], None]) -> None:
 
 def test_verdict_names_different_calls() -> None:
     assert title(differing()) == "No races found, 1 collective called differently by ranks"
-    assert len(brief_sentences(differing())) > len(brief_sentences(result_of(Report())))
+    assert len(brief_sentences(differing())) > len(brief_sentences(result_of(RaceCollector())))
 
 
 def test_different_calls_are_results_in_sarif() -> None:

@@ -29,7 +29,7 @@ from sanitize.sample_races import (
 from cudakit.report import console, html, sarif
 from cudakit.report.document import Columns, Document, Note, Section, View
 from cudakit.sanitize.baseline import parse_pattern
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.races import (
     Confidence,
     Coverage,
@@ -129,7 +129,7 @@ def test_report_without_races(golden: Callable[[str, str], None]) -> None:
 
 def test_stores_through_tensor_maps_count_for_the_whole_tensor() -> None:
     coverage = Coverage(launches=2, launches_exact=2, launches_whole_tensor=1)
-    text = read(Report().result(exit_status=0, coverage={1: coverage}))
+    text = read(RaceCollector().result(exit_status=0, coverage={1: coverage}))
     sentence = (
         "Accesses of 2 kernel launches: 1 exact, 1 exact except stores through tensor maps, which count as "
         "writes of the whole tensor"
@@ -138,7 +138,7 @@ def test_stores_through_tensor_maps_count_for_the_whole_tensor() -> None:
 
 
 def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
-    filled = Report(
+    filled = RaceCollector(
         suppressions=[parse_pattern("kernel:*elementwise*"), parse_pattern("kernel:no")],
         demangle=demangle,
     )
@@ -158,7 +158,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 
 
 def test_report_without_gpu_work() -> None:
-    text = read(Report().result(exit_status=0, coverage={}))
+    text = read(RaceCollector().result(exit_status=0, coverage={}))
 
     assert text.startswith("No GPU work was recorded, so nothing was checked\n")
 
@@ -172,7 +172,7 @@ def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
 
 
 def test_result_without_gpu_work_gives_the_reason() -> None:
-    empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
+    empty = RaceCollector().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
     assert read(empty).endswith("! No CUDA device\n")
     assert brief_sentences(empty) == (
@@ -217,7 +217,7 @@ def test_top_limits_the_races_shown_and_counts_the_rest(top: int, printed_text: 
     [(CERTAIN, "error"), (Confidence.LIKELY, "warn"), (Confidence.POSSIBLE, "info")],
 )
 def test_note_level_follows_confidence(confidence: Confidence, level: str) -> None:
-    report_ = Report(min_confidence=Confidence.POSSIBLE)
+    report_ = RaceCollector(min_confidence=Confidence.POSSIBLE)
     section = report(result_of(report_of(race(confidence=confidence), report=report_))).nodes[0]
 
     assert isinstance(section, Section)

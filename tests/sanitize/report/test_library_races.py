@@ -20,7 +20,7 @@ from sanitize.sample_races import report_of as add_to_report
 from cudakit.report import console, html, sarif
 from cudakit.report import json as json_render
 from cudakit.report.document import Note
-from cudakit.sanitize.findings import Report
+from cudakit.sanitize.findings import RaceCollector
 from cudakit.sanitize.races import Confidence, NamedRange, SanitizeResult
 from cudakit.sanitize.report import brief_sentences, report, title
 from cudakit.trace.kinds import AccessMode, Precision
@@ -45,7 +45,7 @@ def result(*, internal: bool = False) -> SanitizeResult:
             race(),
             IN_LIBRARY,
             IN_LIBRARY,
-            report=Report(demangle=demangle, counts_library_races=internal),
+            report=RaceCollector(demangle=demangle, counts_library_races=internal),
         )
     )
 
