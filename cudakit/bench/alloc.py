@@ -10,8 +10,8 @@ from typing import ClassVar, Protocol, TypeAlias
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
-from cudakit.bench.case import Case, PreparedLatency, Verification
-from cudakit.bench.method import Axis
+from cudakit.bench.case import Case, PreparedLatency, Verification, exact_verification
+from cudakit.bench.labels import Axis
 from cudakit.bench.spec import Spec, check_names, check_sizes, option, sizes_option
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
@@ -30,9 +30,7 @@ class Allocator(Protocol):
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
     def free(self, ptr: Ptr, stream: Stream) -> None: ...
-    def close(self) -> None:
-        """Free the memory that the allocator caches."""
-        ...
+    def close(self) -> None: ...
 
 
 AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
@@ -142,10 +140,8 @@ class PreparedAlloc(PreparedLatency):
         finally:
             self._allocator.free(ptr, LEGACY)
             self._gpu.sync()
-        detail = f"{wrong_count} of {word_count} words read back differ" if wrong_count else ""
-        return Verification(
-            not wrong_count, wrong_count / max(word_count, 1), 0.0, "the words written", detail
-        )
+        reference = "the words written"
+        return exact_verification(wrong_count, word_count, reference, "words read back differ")
 
 
 class _DriverCalls:
@@ -157,7 +153,7 @@ class _DriverCalls:
         self.alloc, self.free = alloc, free
 
     def close(self) -> None:
-        """Do nothing: no memory is cached."""
+        pass
 
 
 class _VirtualMemory:
@@ -190,7 +186,7 @@ class _VirtualMemory:
         self._gpu.unreserve(ptr, mapped_bytes)
 
     def close(self) -> None:
-        """Do nothing: no memory is cached."""
+        pass
 
 
 _DRIVER_ALLOCATORS: Mapping[str, AllocatorFactory] = MappingProxyType(

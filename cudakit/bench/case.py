@@ -1,20 +1,99 @@
-"""A case: a workload, its measurement method, its baselines, and the memory that it needs."""
+"""A case: a workload, how it is measured, its baselines, and the memory that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from cudakit.bench.labels import MEASUREMENT_AXIS, axes_label
-from cudakit.bench.method import CUDAKIT, Axis, Method
+from cudakit.bench.labels import CUDAKIT, MEASUREMENT_AXIS, Axis, axes_label
 from cudakit.bench.roofline import Work
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.units import Unavailable, format_bytes
+
+# --- the method of a measurement ----------------------------------------------------------------------
+
+# A sample is, in mode isolated: one execution between two events; batch: many executions between two events;
+# graph: a graph of many executions between two events; host: host time of the call and a synchronization;
+# call: host time of the call alone, or the mean of several calls.
+Mode: TypeAlias = Literal["isolated", "batch", "graph", "host", "call"]
+
+# The L2 state. rotate: executions use buffer sets in rotation, which together exceed the cache. flush: the
+# cache is overwritten before each sample. hot: all executions use the same buffers.
+Cache: TypeAlias = Literal["rotate", "flush", "hot"]
+
+# device: the time between two events; host: the host time until the device has finished; call: the host time
+# until the call returns.
+Clock: TypeAlias = Literal["device", "host", "call"]
+
+_SETTLING_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The stopping rule of sampling: how many samples, and how long."""
+
+    min_samples: int = 10  # Minimum number of samples.
+    min_time_s: float = 0.5  # Minimum time since the start of the first sample.
+    precision: float = 0.01  # Maximum half-width of the 95% CI, relative to the median.
+    timeout_s: float = 15.0  # Maximum time since the start of the first sample.
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How the samples of one case are measured."""
+
+    mode: Mode  # How a sample is timed.
+    cache: Cache  # L2 state before each sample.
+    warmup_s: float = 0.0  # Minimum or, in a result, actual duration of the warm-up.
+    rule: Rule = field(default_factory=Rule)  # When sampling stops.
+    blocker: bool = True  # Whether a blocking kernel hides the gaps between launches.
+    # Number of rounds. Each has new buffers, because the addresses of buffers affect the speed.
+    rounds: int = 1
+    # Approximate duration of a sample of many executions. It makes the resolution of events, 0.5 us (CUDA
+    # Driver API, cuEventElapsedTime), negligible.
+    sample_s: float = 1e-3
+    # Number of executions per sample; the sample is their mean. In mode "call", the case sets this
+    # number; in the other modes, a trial measurement determines it.
+    executions: int = 1
+    buffer_sets: int = 1  # Number of buffer sets in rotation.
+    # Input data: uniform (in (-1, 1)), normal, int or small integers, bits, zeros, ones, or no (no data).
+    fill: str = "uniform"
+    seed: int = 0  # Seed of the random data.
+    interleaved: tuple[str, ...] = ()  # Libraries or workloads whose samples alternate.
+    # Maximum duration of the warm-up; null: 3 s, or twice the minimum if that is longer.
+    warmup_most_s: float | None = None
+    energy_s: float = 0.0  # Minimum duration of the energy measurement; 0 measures no energy.
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that times the samples of the mode."""
+        return self.mode if self.mode == "host" or self.mode == "call" else "device"
+
+    @property
+    def max_warmup_s(self) -> float:
+        """Maximum duration of the warm-up."""
+        if self.warmup_most_s is not None:
+            return self.warmup_most_s
+        return max(_SETTLING_S, 2 * self.warmup_s) if self.warmup_s else 0.0
+
+    def differences_from(self, after: Method) -> tuple[str, ...]:
+        """Return the differences that make results of two methods incomparable."""
+        words = {True: "on", False: "off"}
+        return tuple(
+            f"{name}: {words.get(ours, ours)} before, {words.get(theirs, theirs)} after"
+            for name in ("mode", "cache", "blocker", "fill")
+            if (ours := getattr(self, name)) != (theirs := getattr(after, name))
+        )
+
+
+# --- workloads, and the check of their values ---------------------------------------------------------
+
+# Outputs are filled with this byte before a run; as fp32 it is NaN.
+POISON = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +107,31 @@ class Verification:
     detail: str = ""  # Description of an error: "3 values were never written"; else "".
 
 
+# The verification of a workload that computes no values.
+NOTHING_TO_VERIFY = Verification(True, 0.0, 0.0, "nothing")
+
+
 def verification(error: float, tolerance: float, reference: str, detail: str = "") -> Verification:
     """Return a Verification that passes if the error is within the tolerance and ``detail`` is empty."""
     return Verification(not detail and error <= tolerance, error, tolerance, reference, detail)
 
 
+def exact_verification(wrong: int, total: int, reference: str, defect: str) -> Verification:
+    """Return a Verification that passes if no item is wrong; ``defect`` follows ``3 of 8 `` otherwise."""
+    detail = f"{wrong} of {total} {defect}" if wrong else ""
+    return Verification(not wrong, wrong / max(total, 1), 0.0, reference, detail)
+
+
 def worst_verification(verifications: Iterable[Verification]) -> Verification:
     """Return a failed verification or, if all passed, the one with the largest error."""
-    return max(
-        verifications, key=lambda verification: (not verification.passed, verification.error)
-    )
-
-
-# The verification of a workload that computes no values.
-NOTHING_TO_VERIFY = Verification(True, 0.0, 0.0, "nothing")
+    return max(verifications, key=lambda checked: (not checked.passed, checked.error))
 
 
 class PreparedWorkload(Protocol):
-    """A workload whose buffers are allocated, its inputs filled and its outputs poisoned."""
+    """A workload whose buffers are allocated, its inputs filled and its outputs poisoned.
+
+    If it has an attribute ``settings`` (Mapping[str, Axis]), the result records them.
+    """
 
     @property
     def footprint_bytes(self) -> int:
@@ -83,14 +169,6 @@ class PreparedWorkload(Protocol):
     def close(self) -> None:
         """Free the memory. A second call does nothing."""
         ...
-
-
-@runtime_checkable
-class ConfiguredWorkload(Protocol):
-    """A prepared workload with settings that the result records."""
-
-    @property
-    def settings(self) -> Mapping[str, Axis]: ...
 
 
 @runtime_checkable
@@ -157,9 +235,9 @@ def create_stream(gpu: Streams, cleanup: ExitStack) -> Stream:
     return stream
 
 
-def create_event(gpu: Streams, cleanup: ExitStack) -> Event:
-    """Create an event without timing that ``cleanup`` destroys."""
-    event = gpu.event(timing=False)
+def create_event(gpu: Streams, cleanup: ExitStack, *, timing: bool = False) -> Event:
+    """Create an event that ``cleanup`` destroys."""
+    event = gpu.event(timing=timing)
     cleanup.callback(gpu.destroy_event, event)
     return event
 
@@ -178,13 +256,13 @@ class PreparedLatency:
         """Do nothing: a workload without memory has one buffer set."""
 
     def verify(self) -> Verification:
-        """Return NOTHING_TO_VERIFY."""
         return NOTHING_TO_VERIFY
 
     def close(self) -> None:
-        """Release all resources in ``cleanup``."""
         self.cleanup.close()
 
+
+# --- cases, and the memory that they need -------------------------------------------------------------
 
 _LATENCY = Unavailable("a latency has no theoretical peak")
 # Share of the free memory that a case may use. The rest is left for kernels and the timer's buffers.
@@ -270,54 +348,40 @@ def check_fit(
     if not cases:
         return
     host_share = _SIMULATED_SHARE_OF_FREE if simulated else _SHARE_OF_FREE
-    _check_host_fit(max(cases, key=lambda case: case.host_bytes), host_free_bytes, host_share)
-    rank_text, free_text = "", f"only {format_bytes(free_bytes)} is free"
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
-    if simulated and not isinstance(host_free_bytes, Unavailable):
-        usable_host_bytes = int(host_share * host_free_bytes / rank_count)
-        if usable_host_bytes < usable_bytes:
-            usable_bytes = usable_host_bytes
-            rank_text = f" on each of {rank_count} ranks" if rank_count > 1 else ""
-            device_text = "the device" if rank_count == 1 else "their devices"
-            pronoun = "it" if rank_count == 1 else "them"
-            free_text = (
-                f"the host, which simulates {device_text}, has only "
-                f"{format_bytes(int(host_share * host_free_bytes))} for {pronoun}: half of its free memory"
+    rank_text, free_text = "", f"only {format_bytes(free_bytes)} is free"
+    if not isinstance(host_free_bytes, Unavailable):
+        usable_host_bytes = int(host_share * host_free_bytes)
+        case = max(cases, key=lambda case: case.host_bytes)
+        if case.host_bytes > usable_host_bytes:
+            fitting_bytes = usable_host_bytes * case.size_bytes // case.host_bytes
+            raise InputError(
+                f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
+                f"{format_bytes(host_free_bytes)} is free"
+                f"{', of which a simulated device can use half' if simulated else ''}",
+                hint=f"a size of {_format_rounded_down(fitting_bytes)} would fit",
             )
-    largest_case = max(cases, key=lambda case: case.needed_bytes)
-    if largest_case.needed_bytes > usable_bytes:
-        describe_fitting = largest_case.describe_fitting or partial(
-            _describe_buffer_size, largest_case
+        if simulated and usable_host_bytes // rank_count < usable_bytes:
+            usable_bytes = usable_host_bytes // rank_count
+            devices, them = ("their devices", "them") if rank_count > 1 else ("the device", "it")
+            rank_text = f" on each of {rank_count} ranks" if rank_count > 1 else ""
+            free_text = (
+                f"the host, which simulates {devices}, has only "
+                f"{format_bytes(usable_host_bytes)} for {them}: half of its free memory"
+            )
+    case = max(cases, key=lambda case: case.needed_bytes)
+    if case.needed_bytes > usable_bytes:
+        buffers = f" in {case.buffers} buffers" if case.buffers > 1 else ""
+        fitting_text = (
+            case.describe_fitting(usable_bytes)
+            if case.describe_fitting
+            else f"a size of {_format_rounded_down(usable_bytes // max(case.buffers, 1))}"
         )
         raise InputError(
-            f"{largest_case.title} needs {_describe_needed_memory(largest_case)}{rank_text}, "
-            f"but {free_text}",
-            hint=f"{describe_fitting(usable_bytes)} would fit",
+            f"{case.title} needs {format_bytes(case.needed_bytes)} of device memory{buffers}"
+            f"{rank_text}, but {free_text}",
+            hint=f"{fitting_text} would fit",
         )
-
-
-def _check_host_fit(case: Case, free_bytes: int | Unavailable, share: float) -> None:
-    if isinstance(free_bytes, Unavailable):
-        return
-    usable_bytes = int(share * free_bytes)
-    if case.host_bytes > usable_bytes:
-        largest_size_text = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
-        raise InputError(
-            f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
-            f"{format_bytes(free_bytes)} is free"
-            f"{', of which a simulated device can use half' if share < _SHARE_OF_FREE else ''}",
-            hint=f"a size of {largest_size_text} would fit",
-        )
-
-
-def _describe_needed_memory(case: Case) -> str:
-    total_text = f"{format_bytes(case.needed_bytes)} of device memory"
-    return f"{total_text} in {case.buffers} buffers" if case.buffers > 1 else total_text
-
-
-def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
-    """Describe the largest buffer size with which a case fits in ``usable_bytes``."""
-    return f"a size of {_format_rounded_down(usable_bytes // max(case.buffers, 1))}"
 
 
 def _format_rounded_down(size_bytes: int) -> str:

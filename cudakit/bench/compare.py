@@ -13,8 +13,7 @@ from enum import Enum
 from statistics import median
 from typing import ClassVar, TypeAlias
 
-from cudakit.bench.labels import full_label
-from cudakit.bench.method import Axis
+from cudakit.bench.labels import Axis, full_label
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.stats import ci_over_rounds
 from cudakit.errors import InputError, UsageError

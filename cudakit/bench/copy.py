@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from itertools import chain, count
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -14,16 +14,18 @@ from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
 from cudakit.bench.benchmarks import spec_class
 from cudakit.bench.case import (
+    POISON,
+    Cache,
     Case,
+    Mode,
     Verification,
     allocate,
     create_event,
     create_stream,
+    exact_verification,
     worst_verification,
 )
-from cudakit.bench.checks import POISON, Buffers, check_copy
-from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
-from cudakit.bench.method import Axis, Cache, Method, Mode
+from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import (
     Spec,
@@ -35,8 +37,10 @@ from cudakit.bench.spec import (
     option,
     sizes_option,
 )
+from cudakit.bench.timer import IN_CACHE, can_be_cold, l2_size_bytes
 from cudakit.errors import CudaError, InputError, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream
+from cudakit.units import Unavailable
 
 Location: TypeAlias = Literal["device", "host", "pageable", "peer"]
 Access: TypeAlias = Literal["direct", "staged"]
@@ -183,22 +187,33 @@ def is_pageable(direction: str) -> bool:
 
 
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
-    size_bytes = copy.size_bytes
-    bytes_moved = _locations(copy.direction).count("device") * size_bytes
-    device_buffer_count, host_buffer_count = count_buffers(copy.direction)
-    cache = spec.cache or _default_cache(copy.direction, bytes_moved, l2_bytes)
-    is_in_cache = copy.direction == "d2d" and not can_be_cold(
-        cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved
-    )
-    work = Work(
+    direction, size_bytes = copy.direction, copy.size_bytes
+    locations = _locations(direction)
+    bytes_moved = locations.count("device") * size_bytes
+    device_buffer_count, host_buffer_count = count_buffers(direction)
+    cache: Cache = spec.cache or "hot"  # Links are slower than the memory.
+    work: Work | Unavailable = Work(
         bytes_moved=bytes_moved,
-        link_bytes=0 if copy.direction == "d2d" else size_bytes,
+        link_bytes=0 if direction == "d2d" else size_bytes,
         link="peer" if copy.access == "direct" else "host",
     )
+    if direction == "d2d":
+        # If copies are so small that MAX_SETS buffer sets do not overwrite the cache, the time is that of
+        # the call.
+        if can_be_cold("rotate", l2_bytes=l2_bytes, footprint_bytes=bytes_moved):
+            cache = spec.cache or "rotate"
+        if not can_be_cold(cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved):
+            work = IN_CACHE
+    # Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"), and so may
+    # copies between two devices that the driver stages in host memory. Then there is no blocking kernel.
+    mode: Mode = spec.mode or ("host" if is_pageable(direction) else "isolated")
+    method = spec.method(mode, cache, fill="bits")
+    if is_pageable(direction) or copy.access == "staged":
+        method = replace(method, blocker=False)
     return Case(
         copy,
-        _method(spec, copy, cache),
-        IN_CACHE if is_in_cache else work,
+        method,
+        work,
         size_bytes,
         device_buffer_count,
         host_bytes=host_buffer_count * size_bytes,
@@ -216,29 +231,6 @@ def count_buffers(direction: str) -> tuple[int, int]:
         locations.count("device") + staging_buffer_count,
         locations.count("host") + locations.count("pageable"),
     )
-
-
-def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
-    """Return the default L2 state: rotate for copies within the device; hot for others, as links are slow.
-
-    The state is also hot if copies are so small that MAX_SETS buffer sets do not overwrite the cache: the
-    time of such copies is that of the call.
-    """
-    is_cold = can_be_cold("rotate", l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
-    return "rotate" if direction == "d2d" and is_cold else "hot"
-
-
-def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
-    """Return the measurement method of a copy, without a blocking kernel if the copy may block the host.
-
-    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies between
-    two devices that the driver stages in host memory may block the host.
-    """
-    copies_pageable = "pageable" in _locations(copy.direction)
-    method = spec.method(
-        spec.mode or ("host" if copies_pageable else "isolated"), cache, fill="bits"
-    )
-    return replace(method, blocker=False) if copies_pageable or copy.access == "staged" else method
 
 
 def _locations(direction: str) -> list[Location]:
@@ -266,14 +258,12 @@ class Copy:
         return PreparedCopy(gpu, self, seed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffer:
+class _Buffer(NamedTuple):
     ptr: Ptr
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
+class _Route(NamedTuple):
     target: _Buffer
     source: _Buffer
 
@@ -286,20 +276,15 @@ class PreparedCopy:
     def __init__(self, gpu: Gpu, copy: Copy, seed: int) -> None:
         self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
         self._locations_of_copies = _ROUTES[copy.direction]
-        self.footprint_bytes = (
-            sum(locations.count("device") for locations in self._locations_of_copies)
-            * self._size_bytes
-        )
-        self.bytes_moved = self.footprint_bytes
+        device_buffer_count = _locations(copy.direction).count("device")
+        self.footprint_bytes = self.bytes_moved = device_buffer_count * copy.size_bytes
         self._sets: list[tuple[_Route, ...]] = []
         with ExitStack() as cleanup:
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
             self._second_stream = create_stream(gpu, cleanup)
-            self._fork_event, self._join_event = (
-                create_event(gpu, cleanup),
-                create_event(gpu, cleanup),
-            )
-            self._buffers = CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
+            self._fork_event = create_event(gpu, cleanup)
+            self._join_event = create_event(gpu, cleanup)
+            self._buffers = _CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
             self.rotate(1)
             self._buffers.cleanup = self._cleanup = cleanup.pop_all()
 
@@ -320,58 +305,50 @@ class PreparedCopy:
             gpu.record(self._fork_event, stream)
             gpu.wait(self._second_stream, self._fork_event)
         gpu.copy(route.target.ptr, route.source.ptr, size_bytes, stream)
-        for concurrent_route in concurrent_routes:
-            gpu.copy(
-                concurrent_route.target.ptr,
-                concurrent_route.source.ptr,
-                size_bytes,
-                self._second_stream,
-            )
+        for target, source in concurrent_routes:
+            gpu.copy(target.ptr, source.ptr, size_bytes, self._second_stream)
         if concurrent_routes:
             gpu.record(self._join_event, self._second_stream)
             gpu.wait(stream, self._join_event)
 
     def verify(self) -> Verification:
-        verification = worst_verification(map(self._check, self._routes()))
-        self._poison(self._routes())
-        return verification
+        routes = [*chain.from_iterable(self._sets)]
+        worst = worst_verification(map(self._check, routes))
+        self._poison(routes)
+        return worst
 
     def close(self) -> None:
         self._cleanup.close()
 
-    def _routes(self) -> Iterator[_Route]:
-        return (route for routes in self._sets for route in routes)
-
     def _check(self, route: _Route) -> Verification:
         # Kernels can access at least one of the two buffers, so one staging buffer suffices.
-        target, source = (
-            self._buffers.device_readable_ptr(buffer.ptr, buffer.location)
-            for buffer in (route.target, route.source)
-        )
-        return check_copy(self._compare, Buffers(target, (source,)), self._size_bytes, self._seed)
+        target, source = (self._buffers.device_readable_ptr(*buffer) for buffer in route)
+        wrong = self._compare.count_different(target, source, self._size_bytes, LEGACY)
+        word_count = self._size_bytes // WORD_BYTES
+        return exact_verification(wrong, word_count, "all words of the source", "words are wrong")
 
     def _make_route(
-        self, fill: Fill, sequence_number: int, source_location: Location, target_location: Location
+        self, fill: Fill, sequence: int, source_location: Location, target_location: Location
     ) -> _Route:
         """Allocate both buffers of a copy, fill the source with random bits and the target with POISON."""
-        source_buffer, target_buffer = (
+        source, target = (
             _Buffer(self._buffers.malloc(location), location)
             for location in (source_location, target_location)
         )
         # A kernel generates the random bits in device memory, where every copy has its source or its target.
-        device_buffer = source_buffer if source_location == "device" else target_buffer
+        on_device = source if source_location == "device" else target
         block_count = -(-self._size_bytes // _RANDOM_BLOCK_BYTES)
-        fill.bits(device_buffer.ptr, block_count, LEGACY, seed=self._seed, sequence=sequence_number)
-        if device_buffer is not source_buffer:
-            self._gpu.copy(source_buffer.ptr, device_buffer.ptr, self._size_bytes, LEGACY)
+        fill.bits(on_device.ptr, block_count, LEGACY, seed=self._seed, sequence=sequence)
+        if on_device is not source:
+            self._gpu.copy(source.ptr, on_device.ptr, self._size_bytes, LEGACY)
         self._gpu.sync()
-        route = _Route(target_buffer, source_buffer)
+        route = _Route(target, source)
         self._poison([route])
         return route
 
     def _poison(self, routes: Iterable[_Route]) -> None:
         for route in routes:
-            self._buffers.poison(route.target.ptr, route.target.location)
+            self._buffers.poison(*route.target)
         self._gpu.sync()
 
 
@@ -390,7 +367,7 @@ def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
     raise AssertionError("unreachable: count() does not end")
 
 
-class CopyBuffers:
+class _CopyBuffers:
     """Buffers of one size in all locations, which ``cleanup`` frees. No method waits for the device."""
 
     def __init__(self, gpu: Gpu, size_bytes: int, cleanup: ExitStack, peer: int | None) -> None:
@@ -399,7 +376,6 @@ class CopyBuffers:
         self._staging_ptr: Ptr | None = None
 
     def malloc(self, location: Location) -> Ptr:
-        """Allocate a buffer in a location."""
         gpu, peer = self._gpu, self._peer
         size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if location == "peer" and peer is not None:
@@ -418,8 +394,7 @@ class CopyBuffers:
         if location in ("host", "pageable"):
             np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
         elif location == "peer":
-            staging_ptr = self._fill_staging(POISON)
-            gpu.copy(ptr, staging_ptr, size_bytes, LEGACY)
+            gpu.copy(ptr, self._fill_staging(POISON), size_bytes, LEGACY)
         else:
             gpu.fill(ptr, POISON, size_bytes, LEGACY)
 

@@ -1,12 +1,23 @@
-"""The device, its state and the software that a result records."""
+"""The device, its state and the software that a result records, and reasons to doubt the figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from cudakit.gpu.api.facts import NOT_QUERIED, DeviceFacts, Field, RunContext, Scalar, Telemetry
-from cudakit.units import Unavailable
+from cudakit.bench.roofline import Fields
+from cudakit.gpu.api.facts import (
+    NOT_QUERIED,
+    DeviceFacts,
+    Field,
+    RunContext,
+    Scalar,
+    Telemetry,
+    throttling_cause,
+)
+from cudakit.units import Unavailable, format_seconds
 
 _MODE_FIELDS = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
 # The reason for throttling, by the NVML counter of the throttled time.
@@ -82,33 +93,38 @@ class Environment:
         if self.before is None or self.after is None:
             return {}
         before_ns = self.before.slowed_ns
-        throttled_s = {
-            reason: (reason_ns - before_ns[reason]) / 1e9
-            for reason, reason_ns in self.after.slowed_ns.items()
-            if reason in before_ns
+        return {
+            reason: (after_ns - before_ns[reason]) / 1e9
+            for reason, after_ns in self.after.slowed_ns.items()
+            if after_ns > before_ns.get(reason, after_ns)
         }
-        return {reason: seconds for reason, seconds in throttled_s.items() if seconds > 0}
 
-    def differences_from(self, other_environment: Environment) -> tuple[str, ...]:
+    def differences_from(self, after: Environment) -> tuple[str, ...]:
         """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
-        setting_names = sorted(
-            (self.versions.keys() | other_environment.versions.keys()) - {"cudakit", "python"}
-        )
-        values_by_setting: list[tuple[str, object, object]] = [
-            ("GPU", self.gpu, other_environment.gpu),
-            ("simulated", self.simulated, other_environment.simulated),
-            ("SMs", self.multiprocessors, other_environment.multiprocessors),
-            *(
-                (name, self.versions.get(name), other_environment.versions.get(name))
-                for name in setting_names
-            ),
+        names = sorted((self.versions.keys() | after.versions.keys()) - {"cudakit", "python"})
+        settings: list[tuple[str, object, object]] = [
+            ("GPU", self.gpu, after.gpu),
+            ("simulated", self.simulated, after.simulated),
+            ("SMs", self.multiprocessors, after.multiprocessors),
+            *((name, self.versions.get(name), after.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{setting}: {_value_text(this_value)} before, {_value_text(other_value)} after"
-            for setting, this_value, other_value in values_by_setting
-            if this_value != other_value
+            f"{setting}: {_value_text(ours)} before, {_value_text(theirs)} after"
+            for setting, ours, theirs in settings
+            if ours != theirs
         )
+
+
+def _value_text(value: object) -> str:
+    match value:
+        case Unavailable():
+            return "unknown"
+        case None:
+            return "not recorded"
+        case bool():
+            return "true" if value else "false"
+    return str(value)
 
 
 def environment(
@@ -123,35 +139,43 @@ def environment(
 
     Of the environment variables, only those that affect CUDA are recorded.
     """
-    nvml_device = run_context.nvml_device
-    nvml_and_cuda: dict[str, Field] = {
-        **(nvml_device.fields if nvml_device else {}),
-        **facts.fields,
-    }
-    telemetry = after or before
-    telemetry_fields = telemetry.fields if telemetry else {}
+    nvml_device, telemetry = run_context.nvml_device, after or before
+    fields: Fields = {**(nvml_device.fields if nvml_device else {}), **facts.fields}
+    generation, width = (
+        fields.get(name, NOT_QUERIED) for name in ("pcie_generation_max", "pcie_width_max")
+    )
+    pcie = next(
+        (value for value in (generation, width) if isinstance(value, Unavailable)),
+        f"{generation}.0 x{width}",
+    )
     return Environment(
         simulated=simulated,
-        gpu=_text_field(nvml_and_cuda, "name"),
+        gpu=_text(fields, "name"),
         uuid=facts.uuid,
         pci_bus_id=facts.pci_bus_id,
-        compute_capability=_text_field(nvml_and_cuda, "compute_capability"),
-        multiprocessors=_integer_field(nvml_and_cuda, "multiprocessor_count"),
-        sm_clock_max_mhz=_number_field(nvml_and_cuda, "clock_rate_khz", 1e-3),
-        memory_clock_mhz=_number_field(nvml_and_cuda, "memory_clock_rate_khz", 1e-3),
-        memory_bus_bits=_integer_field(nvml_and_cuda, "global_memory_bus_width_bits"),
-        memory_bytes=_integer_field(nvml_and_cuda, "usable_memory_bytes"),
-        l2_bytes=_integer_field(nvml_and_cuda, "l2_cache_size_bytes"),
-        pcie=_pcie_text(nvml_and_cuda),
-        power_limit_w=_number_field(telemetry_fields, "power_limit_enforced_w"),
-        power_limit_default_w=_number_field(nvml_and_cuda, "power_limit_default_w"),
+        compute_capability=_text(fields, "compute_capability"),
+        multiprocessors=_integer(fields, "multiprocessor_count"),
+        sm_clock_max_mhz=_number(fields, "clock_rate_khz", 1e-3),
+        memory_clock_mhz=_number(fields, "memory_clock_rate_khz", 1e-3),
+        memory_bus_bits=_integer(fields, "global_memory_bus_width_bits"),
+        memory_bytes=_integer(fields, "usable_memory_bytes"),
+        l2_bytes=_integer(fields, "l2_cache_size_bytes"),
+        pcie=pcie,
+        power_limit_w=_number(telemetry.fields if telemetry else {}, "power_limit_enforced_w"),
+        power_limit_default_w=_number(fields, "power_limit_default_w"),
         modes={
-            name: _mode_name(nvml_and_cuda[name]) for name in _MODE_FIELDS if name in nvml_and_cuda
+            name: ", ".join(map(str, mode)) if isinstance(mode, tuple) else mode
+            for name in _MODE_FIELDS
+            if (mode := fields.get(name)) is not None
         },
         versions=dict(sorted(run_context.versions.items())),
         other_processes=run_context.other_processes,
         host=run_context.host.summary(),
-        variables=relevant_variables(run_context.variables),
+        variables={
+            name: run_context.variables[name]
+            for name in sorted(run_context.variables)
+            if name.startswith(_VARIABLE_PREFIXES)
+        },
         command=run_context.command,
         before=moment(before) if before else None,
         after=moment(after) if after else None,
@@ -161,75 +185,108 @@ def environment(
 def moment(telemetry: Telemetry) -> Moment:
     """Return the telemetry that may explain a measured time."""
     fields = telemetry.fields
-    clock_reasons = fields.get("clock_event_reasons", NOT_QUERIED)
+    reasons = fields.get("clock_event_reasons", NOT_QUERIED)
     return Moment(
         time_ns=telemetry.time_ns,
-        sm_clock_mhz=_number_field(fields, "clock_sm_mhz"),
-        memory_clock_mhz=_number_field(fields, "clock_memory_mhz"),
-        temperature_c=_number_field(fields, "temperature_gpu_c"),
-        memory_temperature_c=_number_field(fields, "temperature_memory_c"),
-        power_w=_number_field(fields, "power_draw_w"),
-        energy_j=_number_field(fields, "energy_j"),
-        clock_reasons=tuple(map(str, clock_reasons))
-        if isinstance(clock_reasons, tuple)
-        else _unavailable(clock_reasons),
+        sm_clock_mhz=_number(fields, "clock_sm_mhz"),
+        memory_clock_mhz=_number(fields, "clock_memory_mhz"),
+        temperature_c=_number(fields, "temperature_gpu_c"),
+        memory_temperature_c=_number(fields, "temperature_memory_c"),
+        power_w=_number(fields, "power_draw_w"),
+        energy_j=_number(fields, "energy_j"),
+        clock_reasons=tuple(map(str, reasons))
+        if isinstance(reasons, tuple)
+        else _unavailable(reasons),
         slowed_ns={
-            reason: reason_ns
+            reason: slowed_ns
             for name, reason in _THROTTLING_COUNTERS.items()
-            if isinstance(reason_ns := fields.get(name), int)
+            if isinstance(slowed_ns := fields.get(name), int)
         },
     )
 
 
-def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that affect CUDA and its libraries, sorted by name."""
-    return {
-        name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLE_PREFIXES)
-    }
-
-
-def _number_field(
-    fields: Mapping[str, Field], name: str, factor: float | None = None
-) -> float | Unavailable:
+def _number(fields: Fields, name: str, factor: float | None = None) -> float | Unavailable:
     value = fields.get(name, NOT_QUERIED)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if factor is None else value * factor
     return _unavailable(value)
 
 
-def _integer_field(fields: Mapping[str, Field], name: str) -> int | Unavailable:
+def _integer(fields: Fields, name: str) -> int | Unavailable:
     value = fields.get(name, NOT_QUERIED)
     return value if isinstance(value, int) else _unavailable(value)
 
 
-def _text_field(fields: Mapping[str, Field], name: str) -> str | Unavailable:
+def _text(fields: Fields, name: str) -> str | Unavailable:
     value = fields.get(name, NOT_QUERIED)
     return value if isinstance(value, Unavailable) else str(value)
-
-
-def _mode_name(value: Field) -> Scalar | Unavailable:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _unavailable(value: Field) -> Unavailable:
     return value if isinstance(value, Unavailable) else Unavailable(f"unexpected value {value!r}")
 
 
-def _pcie_text(fields: Mapping[str, Field]) -> str | Unavailable:
-    generation = fields.get("pcie_generation_max", NOT_QUERIED)
-    width = fields.get("pcie_width_max", NOT_QUERIED)
-    for value in (generation, width):
-        if isinstance(value, Unavailable):
-            return value
-    return f"{generation}.0 x{width}"
+# --- reasons to doubt the figures ---------------------------------------------------------------------
+
+# Reasons for a lower clock that need no warning.
+_NORMAL_CLOCK_REASONS = ("idle", "application clocks setting", "display clock setting")
+# Environment variables that change the speed of CUDA, and their effect.
+_SLOWING_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": "every launch waits for its kernel",
+    "CUDA_INJECTION64_PATH": "a profiler or checker runs in the process",
+    "NVIDIA_TF32_OVERRIDE": "it overrides the use of tf32",
+}
 
 
-def _value_text(value: object) -> str:
-    match value:
-        case Unavailable():
-            return "unknown"
-        case None:
-            return "not recorded"
-        case bool():
-            return "true" if value else "false"
-    return str(value)
+def environment_warnings(environments: Sequence[Environment]) -> tuple[str, ...]:
+    """Return each warning of several environments once; throttled time is summed."""
+    warnings = [*chain.from_iterable(map(_lasting_warnings, environments))]
+    slowed_s: Counter[str] = Counter()
+    for environment in environments:
+        slowed_s.update(environment.throttled_seconds)
+    for reason, seconds in slowed_s.items():
+        warnings.append(f"the clock was throttled for {format_seconds(seconds)}: {reason}")
+    if not slowed_s:  # without counters, the last reasons for a low clock
+        for environment in environments:
+            last = environment.after or environment.before
+            if last and isinstance(last.clock_reasons, tuple) and not last.slowed_ns:
+                reasons = set(last.clock_reasons) - set(_NORMAL_CLOCK_REASONS)
+                warnings += sorted(
+                    {f"the clock was throttled: {throttling_cause(reason)}" for reason in reasons}
+                )
+    return tuple(dict.fromkeys(warnings))
+
+
+def _lasting_warnings(environment: Environment) -> Iterator[str]:
+    """Yield warnings about conditions that last for the whole run."""
+    others = environment.other_processes
+    if isinstance(others, int) and others:
+        process_text = "process uses" if others == 1 else "processes use"
+        yield f"{others} other {process_text} the GPU, so rates may be too low"
+    limit_w, default_w = environment.power_limit_w, environment.power_limit_default_w
+    if (
+        not isinstance(limit_w, Unavailable)
+        and not isinstance(default_w, Unavailable)
+        and limit_w < default_w
+    ):
+        yield f"the power limit is {limit_w:.0f} W instead of the default {default_w:.0f} W"
+    if environment.modes.get("mps_enabled") is True:
+        yield "MPS is on, so other processes may use the GPU unnoticed"
+    for name, effect in _SLOWING_VARIABLES.items():
+        if environment.variables.get(name, "0") not in ("", "0"):
+            yield f"{name} is set: {effect}"
+
+
+def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ...]:
+    """Return each likely cause of bad figures once.
+
+    ``environments`` belong to the cases with bad figures; ``fields`` are facts and telemetry of NVML.
+    """
+    causes = [*environment_warnings(environments)]
+    width, full_width = fields.get("pcie_width"), fields.get("pcie_width_max")
+    if isinstance(width, int) and isinstance(full_width, int) and 0 < width < full_width:
+        causes.append(f"PCIe runs with {width} of {full_width} lanes")
+    slot, gpu = fields.get("pcie_generation_max"), fields.get("pcie_generation_device_max")
+    if isinstance(slot, int) and isinstance(gpu, int) and 0 < slot < gpu:
+        causes.append(f"the slot supports PCIe {slot}.0, and the GPU PCIe {gpu}.0")
+    return tuple(dict.fromkeys(causes))

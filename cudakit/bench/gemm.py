@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from cudakit.arrays.fill import Fill
-from cudakit.bench.case import Case, Verification, worst_verification
+from cudakit.bench.case import Cache, Case, Method, Mode, Rule, Verification, worst_verification
 from cudakit.bench.gemm_check import (
     Checker,
     OperandSet,
@@ -21,10 +21,10 @@ from cudakit.bench.gemm_check import (
     operand_bytes,
 )
 from cudakit.bench.gemm_shapes import FILLS, GemmOptions
-from cudakit.bench.l2_cache import l2_size_bytes, work_of_peak
-from cudakit.bench.method import Axis, Cache, Method, Mode, Rule
+from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Work, matrix_kind
 from cudakit.bench.spec import Option, Spec, check_method, check_names, check_range, options_of
+from cudakit.bench.timer import l2_size_bytes, work_of_peak
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.facts import Field

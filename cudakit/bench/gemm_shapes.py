@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cudakit.bench.method import Cache, Mode
+from cudakit.bench.case import Cache, Mode
 from cudakit.bench.spec import cache_option, mode_option, option
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api.gemm import (

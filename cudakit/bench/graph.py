@@ -16,6 +16,7 @@ from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.bench.case import (
     Case,
+    Mode,
     PreparedLatency,
     Verification,
     allocate,
@@ -23,7 +24,7 @@ from cudakit.bench.case import (
     create_stream,
 )
 from cudakit.bench.graph_costs import graph_costs
-from cudakit.bench.method import Axis, Mode
+from cudakit.bench.labels import Axis
 from cudakit.bench.result import BenchResult
 from cudakit.bench.spec import Spec, check_names, check_not_empty, check_range, option
 from cudakit.bench.timer import capture

@@ -7,8 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-from cudakit.bench.compare import RESOLUTION
 from cudakit.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
+from cudakit.bench.stats import RESOLUTION
 from cudakit.units import Unavailable
 
 _Time = float | Unavailable

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 from cudakit.bench.case import Verification
-from cudakit.bench.method import Axis
+from cudakit.bench.environment import likely_causes
+from cudakit.bench.labels import Axis
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Fields, Limit
-from cudakit.bench.warnings import likely_causes
 from cudakit.units import Unavailable
 
 Health: TypeAlias = Literal["pass", "warn", "fail"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from cudakit.bench.method import CUDAKIT, Axis
 from cudakit.report.document import Bytes, Text, Value
 from cudakit.units import format_bytes
 
+# The value of a parameter of a case.
+Axis: TypeAlias = str | int | float
+# The value of the field ``library`` for workloads that are no baseline.
+CUDAKIT = "cudakit"
 # The dimensions of a GEMM, which a label shows together: "4096³".
 DIMENSIONS = ("m", "n", "k")
 # The axis with the name of a measurement of an overlap. The measurements of one direction and size are shown

@@ -9,8 +9,8 @@ from typing import ClassVar, TypeAlias
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.spin import Spin
-from cudakit.bench.case import Case, PreparedLatency
-from cudakit.bench.method import Axis, Mode
+from cudakit.bench.case import Case, Mode, PreparedLatency
+from cudakit.bench.labels import Axis
 from cudakit.bench.spec import Spec, check_names, option
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Stream
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cudakit.arrays.bandwidth import SENTINEL, WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
 from cudakit.arrays.fill import Fill
-from cudakit.bench.case import Case, Verification, allocate, worst_verification
-from cudakit.bench.checks import (
+from cudakit.bench.case import (
     POISON,
-    Buffers,
-    Check,
-    check_copy,
-    check_linear,
-    check_read,
-    check_write,
+    Cache,
+    Case,
+    Mode,
+    Verification,
+    allocate,
+    exact_verification,
+    verification,
+    worst_verification,
 )
-from cudakit.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
-from cudakit.bench.method import Axis, Cache, Mode
+from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import (
     Spec,
@@ -35,6 +36,7 @@ from cudakit.bench.spec import (
     option,
     sizes_option,
 )
+from cudakit.bench.timer import IN_CACHE, can_be_cold, l2_size_bytes
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import FP32
 
@@ -88,78 +90,119 @@ class MemorySpec(Spec):
     def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
         """Return one case per operation and size."""
         l2_bytes = l2_size_bytes(gpu.facts().fields)
-        sizes_bytes = self.sizes_bytes or _default_sizes(l2_bytes, simulated=gpu.simulated)
+        default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _default_sizes(l2_bytes)
         return tuple(
             _case(self, operation, size_bytes, l2_bytes)
             for operation in self.operations
-            for size_bytes in sizes_bytes
+            for size_bytes in self.sizes_bytes or default_sizes
         )
 
 
-def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
-    if simulated:
-        return _SIMULATED_SIZES_BYTES
+def _default_sizes(l2_bytes: int) -> tuple[int, ...]:
     l2_sizes = (
-        max(int(l2_share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for l2_share in _L2_SHARES
+        max(int(share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for share in _L2_SHARES
     )
     return (*dict.fromkeys(l2_sizes), max(_LARGE_BYTES, 16 * l2_bytes))
 
 
 def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
-    operation = _OPERATIONS[name]
-    bytes_moved = operation.buffer_count * size_bytes
-    is_cold_case = can_be_cold(spec.cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
+    buffer_count = _OPERATIONS[name].buffer_count
+    bytes_moved = buffer_count * size_bytes
+    is_cold = can_be_cold(spec.cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
     return Case(
         Memory(name, size_bytes),
         spec.method(spec.mode, spec.cache, fill="uniform"),
-        Work(bytes_moved=bytes_moved) if is_cold_case else IN_CACHE,
+        Work(bytes_moved=bytes_moved) if is_cold else IN_CACHE,
         size_bytes,
-        operation.buffer_count,
+        buffer_count,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """One buffer set: the buffer that is written, and the buffers that are read."""
+
+    target: Ptr
+    sources: tuple[Ptr, ...]
+
+
+# Checks the target of a buffer set, given the size of the buffers and the seed; synchronizes the device.
+_Check: TypeAlias = Callable[[Compare, _Buffers, int, int], Verification]
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
     source_count: int
-    target_count: int
-    run: Callable[[Bandwidth, Buffers, int, Stream], None]
-    check: Check
+    writes_target: bool  # The read kernel writes only one value: whether it found the sentinel.
+    kernel: Callable[..., None]  # Its arguments: target, sources, constants, size and stream.
+    constants: tuple[int | float, ...]
+    check: _Check
 
     @property
     def buffer_count(self) -> int:
-        """Number of buffers that the operation reads or writes."""
-        return self.source_count + self.target_count
+        """Number of buffers of full size that the operation reads or writes."""
+        return self.source_count + self.writes_target
 
 
-def _read(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.read(buffers.target, buffers.sources[0], size_bytes, stream)
+# --- the check ----------------------------------------------------------------------------------------
+
+_POISONED_WORD = 0xFFFFFFFF
+_WORD_BYTES = 4
+_MAX_SAMPLED_VALUES = 4096  # Maximum number of values to check with fp64.
+# Tolerance: a fused multiply-add is rounded once, by at most half a unit in the last place of fp32.
+_ROUNDING = 2.0**-24
 
 
-def _write(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.write(buffers.target, _WRITTEN_WORD, size_bytes, stream)
+def _check_read(compare: Compare, buffers: _Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+    missed = compare.count_not_equal(buffers.target, SENTINEL, _WORD_BYTES, LEGACY)
+    detail = "the end of the buffer was not read" if missed else ""
+    return verification(float(missed), 0.0, "a sentinel at the end", detail)
 
 
-def _copy(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.copy(buffers.target, buffers.sources[0], size_bytes, stream)
+def _check_write(compare: Compare, buffers: _Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+    wrong = compare.count_not_equal(buffers.target, _WRITTEN_WORD, size_bytes, LEGACY)
+    reference = "the word written, all words"
+    return exact_verification(wrong, size_bytes // _WORD_BYTES, reference, "words are wrong")
 
 
-def _scale(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.scale(buffers.target, buffers.sources[0], _FACTOR, size_bytes, stream)
+def _check_copy(compare: Compare, buffers: _Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+    wrong = compare.count_different(buffers.target, buffers.sources[0], size_bytes, LEGACY)
+    reference = "all words of the source"
+    return exact_verification(wrong, size_bytes // _WORD_BYTES, reference, "words are wrong")
 
 
-def _triad(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.triad(
-        buffers.target, buffers.sources[0], buffers.sources[1], _FACTOR, size_bytes, stream
-    )
+def _check_linear(factors: Sequence[float]) -> _Check:
+    """Return a check of a linear combination: some values are compared with fp64, and none may be POISON."""
+
+    def check(compare: Compare, buffers: _Buffers, size_bytes: int, seed: int) -> Verification:
+        count = size_bytes // _WORD_BYTES
+        random = np.random.default_rng(seed).integers(0, count, min(_MAX_SAMPLED_VALUES, count) - 2)
+        indices: npt.NDArray[np.int64] = np.unique(np.concatenate(([0, count - 1], random)))
+        computed, *sources = (
+            compare.sample(ptr, FP32, indices, LEGACY) for ptr in (buffers.target, *buffers.sources)
+        )
+        expected = sum(factor * values for factor, values in zip(factors, sources, strict=True))
+        unwritten = count - compare.count_not_equal(
+            buffers.target, _POISONED_WORD, size_bytes, LEGACY
+        )
+        detail = f"{unwritten} of {count} values were never written" if unwritten else ""
+        error = float(np.linalg.norm(computed - expected) / np.linalg.norm(expected))
+        reference = f"an fp64 computation of {len(indices)} values"
+        return verification(error, _ROUNDING, reference, detail)
+
+    return check
 
 
 _OPERATIONS: Mapping[str, _Operation] = {
-    "read": _Operation(1, 0, _read, check_read),
-    "write": _Operation(0, 1, _write, check_write(_WRITTEN_WORD)),
-    "copy": _Operation(1, 1, _copy, check_copy),
-    "scale": _Operation(1, 1, _scale, check_linear((_FACTOR,))),
-    "triad": _Operation(2, 1, _triad, check_linear((1.0, _FACTOR))),
+    "read": _Operation(1, False, Bandwidth.read, (), _check_read),
+    "write": _Operation(0, True, Bandwidth.write, (_WRITTEN_WORD,), _check_write),
+    "copy": _Operation(1, True, Bandwidth.copy, (), _check_copy),
+    "scale": _Operation(1, True, Bandwidth.scale, (_FACTOR,), _check_linear((_FACTOR,))),
+    "triad": _Operation(2, True, Bandwidth.triad, (_FACTOR,), _check_linear((1.0, _FACTOR))),
 }
+
+
+# --- the workload -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +231,8 @@ class PreparedMemory:
     ) -> None:
         self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
         self.footprint_bytes = self.bytes_moved = operation.buffer_count * size_bytes
-        self._sets: list[Buffers] = []
+        self._target_bytes = size_bytes if operation.writes_target else WIDTH_BYTES
+        self._sets: list[_Buffers] = []
         with ExitStack() as cleanup:
             self._kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
@@ -203,49 +247,49 @@ class PreparedMemory:
             self._gpu.sync()
 
     def enqueue(self, stream: Stream, set_index: int) -> None:
-        buffers = self._sets[set_index % len(self._sets)]
-        self._operation.run(self._kernels, buffers, self._size_bytes, stream)
+        buffers, operation = self._sets[set_index % len(self._sets)], self._operation
+        operation.kernel(
+            self._kernels,
+            buffers.target,
+            *buffers.sources,
+            *operation.constants,
+            self._size_bytes,
+            stream,
+        )
 
     def verify(self) -> Verification:
-        check = self._operation.check
-        verification = worst_verification(
-            check(self._compare, buffers, self._size_bytes, self._seed) for buffers in self._sets
+        worst = worst_verification(
+            self._operation.check(self._compare, buffers, self._size_bytes, self._seed)
+            for buffers in self._sets
         )
         for buffers in self._sets:
             self._poison(buffers.target)
         self._gpu.sync()
-        return verification
+        return worst
 
     def close(self) -> None:
         self._cleanup.close()
 
-    def _make_buffers(self, fill: Fill, set_index: int) -> Buffers:
-        gpu, cleanup = self._gpu, self._cleanup
+    def _make_buffers(self, fill: Fill, set_index: int) -> _Buffers:
+        gpu, cleanup, source_count = self._gpu, self._cleanup, self._operation.source_count
         target = allocate(gpu, cleanup, self._target_bytes)
-        sources = tuple(
-            allocate(gpu, cleanup, self._size_bytes) for _ in range(self._operation.source_count)
-        )
+        sources = tuple(allocate(gpu, cleanup, self._size_bytes) for _ in range(source_count))
         for i, source in enumerate(sources):
-            sequence = set_index * max(self._operation.source_count, 1) + i
+            sequence = set_index * source_count + i
             float_count = self._size_bytes // FP32.size_bytes
             fill.uniform(source, float_count, FP32, LEGACY, seed=self._seed, sequence=sequence)
-        if not self._operation.target_count:
+        if not self._operation.writes_target:
             self._write_sentinel(sources[0])
         self._poison(target)
-        return Buffers(target, sources)
-
-    @property
-    def _target_bytes(self) -> int:
-        """Size of the target buffer. The read kernel writes only one value: whether it found the sentinel."""
-        return self._size_bytes if self._operation.target_count else WIDTH_BYTES
+        return _Buffers(target, sources)
 
     def _write_sentinel(self, source: Ptr) -> None:
         """Write SENTINEL, which the read kernel searches, to the end of a buffer."""
         gpu, sentinel_ptr = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
         staging_buffer = gpu.host_malloc(WIDTH_BYTES)
         try:
-            sentinel_words = gpu.host_view(staging_buffer, WIDTH_BYTES)
-            sentinel_words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
+            words = np.array([SENTINEL, 0, 0, 0], np.uint32)
+            gpu.host_view(staging_buffer, WIDTH_BYTES)[:] = words.tobytes()
             gpu.copy(sentinel_ptr, staging_buffer, WIDTH_BYTES, LEGACY)
             gpu.sync()
         finally:

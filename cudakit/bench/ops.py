@@ -16,14 +16,13 @@ from cudakit.arrays.fill import Fill
 from cudakit.arrays.launch import NO_SCRATCH, LaunchPlan, PlannedKernels, arguments_of
 from cudakit.arrays.reduction import ReductionProgram
 from cudakit.arrays.softmax import plan_softmax
-from cudakit.bench.case import Case, Verification, allocate
-from cudakit.bench.checks import POISON
+from cudakit.bench.case import POISON, Cache, Case, Mode, Verification, allocate
 from cudakit.bench.gemm_check import OperandSet
-from cudakit.bench.l2_cache import l2_size_bytes, work_of_peak
-from cudakit.bench.method import CUDAKIT, Axis, Cache, Mode
+from cudakit.bench.labels import CUDAKIT, Axis
 from cudakit.bench.ops_check import ArrayBlock, OperationCheck
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import Spec, check_method, check_names, check_not_empty, check_range, option
+from cudakit.bench.timer import l2_size_bytes, work_of_peak
 from cudakit.errors import InputError, MissingDependency, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import FP32, ArrayView

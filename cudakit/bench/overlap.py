@@ -14,6 +14,7 @@ from typing import ClassVar
 from cudakit.bench.case import (
     Case,
     PreparedWorkload,
+    Rule,
     Verification,
     create_event,
     create_stream,
@@ -23,8 +24,7 @@ from cudakit.bench.copy import DIRECTIONS as COPY_DIRECTIONS
 from cudakit.bench.copy import WORD_BYTES, Copy, count_buffers, is_pageable
 from cudakit.bench.gemm import GemmWorkload
 from cudakit.bench.gemm_check import operand_bytes
-from cudakit.bench.labels import MEASUREMENT_AXIS
-from cudakit.bench.method import CUDAKIT, Axis, Rule
+from cudakit.bench.labels import CUDAKIT, MEASUREMENT_AXIS, Axis
 from cudakit.bench.result import BenchResult, CaseResult, CopyOverlap
 from cudakit.bench.spec import Spec, check_names, check_sizes
 from cudakit.bench.timer import MAX_QUEUED

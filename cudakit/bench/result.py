@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cudakit.bench.case import Verification
+from cudakit.bench.case import Method, Verification
 from cudakit.bench.environment import Environment
-from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Axis, Method
+from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Limit
 from cudakit.bench.stats import Summary
 from cudakit.units import Unavailable
@@ -55,7 +54,9 @@ class CaseResult:
     @property
     def cycles(self) -> tuple[float, ...]:
         """Clock cycles of each sample: its time multiplied by its SM clock. Empty if the clock is unknown."""
-        return Samples(self.samples_s, self.sm_clock_hz).cycles
+        return tuple(
+            time_s * hz for time_s, hz in zip(self.samples_s, self.sm_clock_hz, strict=False)
+        )
 
     @property
     def is_unsupported(self) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
-from cudakit.bench.case import Case
+from cudakit.bench.case import Cache, Case, Method, Mode, Rule
 from cudakit.bench.data_file import BLOCK_BYTES, DataFile
-from cudakit.bench.method import Cache, Method, Mode, Rule
 from cudakit.bench.result import BenchResult
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
@@ -247,6 +246,11 @@ class GdsSpec(Spec):
     def directions(self) -> tuple[str, ...]:
         """The directions to measure."""
         return tuple(self.files)
+
+    def cases(self, gpu: Gpu) -> tuple[Case, ...]:
+        from cudakit.bench.workloads.gds import gds_cases
+
+        return gds_cases(self, gpu)
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)

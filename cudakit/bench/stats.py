@@ -1,4 +1,4 @@
-"""Statistics of samples: the median and its CI, autocorrelation, trend and bimodality."""
+"""Samples, and their statistics: the median and its CI, autocorrelation, trend and bimodality."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.bench.measurement import Samples
+_Array: TypeAlias = npt.NDArray[np.float64]
+_Times: TypeAlias = "Sequence[float] | _Array"
 
-_Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
+# Minimum half-width of the CI with which two runs are compared, relative to the median.
+RESOLUTION = 0.005
 
 # Binomial tails are exact up to this number of samples, and a normal approximation beyond it.
 _MAX_EXACT_BINOMIAL = 1000
@@ -36,6 +38,28 @@ _VALLEY_DEVIATIONS = 3.0
 _CLOCK_STEPS = 3
 # Smaller relative drifts are ignored, because among thousands of samples every drift is significant.
 _MIN_TREND = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of one case in the order measured.
+
+    Raises ValueError if only some of the samples have clocks, or if the numbers of samples in ``rounds`` do
+    not add up to the number of samples.
+    """
+
+    times_s: tuple[float, ...]  # Time of one execution, for each sample.
+    sm_clock_hz: tuple[float, ...] = ()  # Mean clock during each sample; empty if unknown.
+    # Number of readings that are no samples: the clock was throttled, or the blocking kernel timed out.
+    discarded: int = 0
+    converged: bool = True  # Whether the stopping rule was met before the timeout.
+    rounds: tuple[int, ...] = ()  # Number of samples of each round; empty for one round.
+
+    def __post_init__(self) -> None:
+        if self.sm_clock_hz and len(self.sm_clock_hz) != len(self.times_s):
+            raise ValueError(f"{len(self.sm_clock_hz)} clocks for {len(self.times_s)} times")
+        if self.rounds and sum(self.rounds) != len(self.times_s):
+            raise ValueError(f"rounds of {sum(self.rounds)} samples for {len(self.times_s)} times")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +91,6 @@ class Summary:
 def summarize(samples: Samples) -> Summary:
     """Summarize the samples of one case. Raises ValueError without samples."""
     times = _array(samples.times_s)
-    shifted_times = without_round_offsets(times, samples.rounds)
     p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
     return Summary(
         n=len(times),
@@ -84,8 +107,18 @@ def summarize(samples: Samples) -> Summary:
         mad_s=float(np.median(np.abs(times - median))),
         ci95_s=ci_over_rounds(times, samples.rounds),
         trend=has_trend(times),
-        bimodal=is_bimodal(shifted_times),
+        bimodal=is_bimodal(without_round_offsets(times, samples.rounds)),
     )
+
+
+def _array(times: _Times) -> _Array:
+    values = np.asarray(times, np.float64)
+    if not len(values):
+        raise ValueError("there are no samples")
+    return values
+
+
+# --- the confidence interval --------------------------------------------------------------------------
 
 
 def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, float]:
@@ -97,46 +130,34 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
     width of that CI.
     """
     values = _array(times)
-    shifted_times = without_round_offsets(values, rounds)
-    ci_low, ci_high = median_ci(shifted_times, correlation=autocorrelation_time(shifted_times))
-    half_width = _ci_half_width(
-        [float(np.median(times)) for times in _split_rounds(values, rounds)]
-    )
-    median_s = float(np.median(values))
-    return max(min(ci_low, median_s - half_width), 0.0), max(ci_high, median_s + half_width)
+    shifted = without_round_offsets(values, rounds)
+    low, high = median_ci(shifted, correlation=autocorrelation_time(shifted))
+    medians = [float(np.median(times)) for times in _split_rounds(values, rounds)]
+    half_width = 0.0
+    if len(medians) > 1:
+        freedom = len(medians) - 2
+        is_listed = freedom < len(_STUDENT_QUANTILES)
+        quantile = _STUDENT_QUANTILES[freedom] if is_listed else _NORMAL_QUANTILE
+        half_width = quantile * float(np.std(medians, ddof=1)) / len(medians) ** 0.5
+    median = float(np.median(values))
+    return max(min(low, median - half_width), 0.0), max(high, median + half_width)
 
 
-def without_round_offsets(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
+def without_round_offsets(times: _Times, rounds: Sequence[int]) -> _Array:
     """Shift the samples of each round, so that all rounds have the same median."""
     values = _array(times)
     if len(rounds) < 2:
         return values
-    median_of_all = np.median(values)
+    median = np.median(values)
     return np.concatenate(
-        [times - np.median(times) + median_of_all for times in _split_rounds(values, rounds)]
+        [times - np.median(times) + median for times in _split_rounds(values, rounds)]
     )
 
 
-def _split_rounds(
-    values: npt.NDArray[np.float64], rounds: Sequence[int]
-) -> list[npt.NDArray[np.float64]]:
+def _split_rounds(values: _Array, rounds: Sequence[int]) -> list[_Array]:
     """Return the samples of each round that has samples."""
     round_values = np.split(values, np.cumsum(rounds)[:-1]) if len(rounds) > 1 else [values]
     return [times for times in round_values if len(times)]
-
-
-def _ci_half_width(medians: Sequence[float]) -> float:
-    """Return the half-width of the 95% CI of the mean of medians; 0 for one median."""
-    median_count = len(medians)
-    if median_count < 2:
-        return 0.0
-    quantile = (
-        _STUDENT_QUANTILES[median_count - 2]
-        if median_count - 2 < len(_STUDENT_QUANTILES)
-        else _NORMAL_QUANTILE
-    )
-    standard_deviation = float(np.std(medians, ddof=1))
-    return float(quantile * standard_deviation / median_count**0.5)
 
 
 def median_ci(
@@ -149,11 +170,26 @@ def median_ci(
     the range of the samples. ``correlation`` is the autocorrelation time, which widens the interval. Raises
     ValueError without samples.
     """
-    sorted_times = np.sort(_array(times))
-    rank = _lower_rank(len(sorted_times), confidence)
-    middle_index = (len(sorted_times) - 1) / 2
-    rank = max(int(middle_index - (middle_index - rank) * correlation**0.5), 0)
-    return float(sorted_times[rank]), float(sorted_times[len(sorted_times) - 1 - rank])
+    ordered = np.sort(_array(times))
+    middle = (len(ordered) - 1) / 2
+    rank = _lower_rank(len(ordered), confidence)
+    rank = max(int(middle - (middle - rank) * correlation**0.5), 0)
+    return float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
+
+
+def _lower_rank(n: int, confidence: float) -> int:
+    """Return the index of the lower end of the CI among n sorted samples."""
+    tail_probability = (1 - confidence) / 2
+    if n > _MAX_EXACT_BINOMIAL:
+        # The term 0.5 is the continuity correction of the normal approximation.
+        return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail_probability) * n**0.5 / 2)
+    probability = cumulative = 0.5**n
+    rank = 0
+    while cumulative <= tail_probability:
+        probability *= (n - rank) / (rank + 1)
+        cumulative += probability
+        rank += 1
+    return max(rank - 1, 0)
 
 
 def autocorrelation_time(times: _Times) -> float:
@@ -165,18 +201,20 @@ def autocorrelation_time(times: _Times) -> float:
     (Geyer, Statistical Science 7, 1992).
     """
     values = np.asarray(times, np.float64)
-    if len(values) < _MIN_FOR_AUTOCORRELATION:
+    count = len(values)
+    if count < _MIN_FOR_AUTOCORRELATION:
         return 1.0
-    sign_of_deviation = np.sign(values - np.median(values))
-    sign_of_deviation -= sign_of_deviation.mean()
-    if not sign_of_deviation.any():
+    signs = np.sign(values - np.median(values))
+    signs -= signs.mean()
+    if not signs.any():
         return 1.0
-    pair_sums = (
-        _autocorrelation(sign_of_deviation)[: len(values) // 2 * 2].reshape(-1, 2).sum(axis=1)
-    )
-    negative_indices = np.flatnonzero(pair_sums <= 0)
-    stop_index = int(negative_indices[0]) if len(negative_indices) else len(pair_sums)
-    return float(min(max(2 * pair_sums[:stop_index].sum() - 1, 1.0), len(values)))
+    # The autocorrelation at all lags, by the Fourier transform of the zero-padded series.
+    padded_size = 1 << (2 * count - 1).bit_length()
+    products = np.fft.irfft(np.abs(np.fft.rfft(signs, padded_size)) ** 2, padded_size)[:count]
+    pair_sums = (products / products[0])[: count // 2 * 2].reshape(-1, 2).sum(axis=1)
+    negative = np.flatnonzero(pair_sums <= 0)
+    end = int(negative[0]) if len(negative) else len(pair_sums)
+    return float(min(max(2 * pair_sums[:end].sum() - 1, 1.0), count))
 
 
 def relative_half_width(interval: tuple[float, float], median: float) -> float:
@@ -184,19 +222,19 @@ def relative_half_width(interval: tuple[float, float], median: float) -> float:
     return (interval[1] - interval[0]) / 2 / median if median else 0.0
 
 
+# --- the shape of the distribution --------------------------------------------------------------------
+
+
 def has_trend(times: _Times) -> bool:
     """Return whether the medians of the first and last third differ significantly and by over 1%."""
     values = np.asarray(times, np.float64)
     if len(values) < _MIN_FOR_TREND:
         return False
-    third_size = len(values) // 3
-    first_third, last_third = values[:third_size], values[-third_size:]
-    lower_ci, upper_ci = sorted(
-        median_ci(times, _TREND_CONFIDENCE) for times in (first_third, last_third)
-    )
-    is_significant = lower_ci[1] < upper_ci[0]
-    median_change = abs(float(np.median(last_third) - np.median(first_third)))
-    return bool(is_significant and median_change > _MIN_TREND * float(np.median(values)))
+    size = len(values) // 3
+    first, last = values[:size], values[-size:]
+    lower_ci, upper_ci = sorted(median_ci(third, _TREND_CONFIDENCE) for third in (first, last))
+    change = abs(float(np.median(last) - np.median(first)))
+    return lower_ci[1] < upper_ci[0] and change > _MIN_TREND * float(np.median(values))
 
 
 def is_bimodal(times: _Times) -> bool:
@@ -206,83 +244,34 @@ def is_bimodal(times: _Times) -> bool:
     1979). Then the numbers of samples in three windows of one width are compared: around the median of each
     group, and half-way between these medians.
     """
-    sorted_times = np.sort(np.asarray(times, np.float64))
-    split_index = _best_split(sorted_times)
-    if split_index is None:
+    ordered = np.sort(np.asarray(times, np.float64))
+    if len(ordered) < _MIN_FOR_PEAKS:
         return False
-    fast_peak, slow_peak = (
-        float(np.median(sorted_times[:split_index])),
-        float(np.median(sorted_times[split_index:])),
-    )
-    peak_distance = slow_peak - fast_peak
-    if peak_distance <= _CLOCK_STEPS * _clock_step(sorted_times):
+    split = _best_split(ordered)
+    fast, slow = float(np.median(ordered[:split])), float(np.median(ordered[split:]))
+    # The smallest difference between distinct values estimates the resolution of the clock.
+    steps = np.diff(ordered)
+    if slow - fast <= _CLOCK_STEPS * float(np.min(steps[steps > 0], initial=np.inf)):
         return False
-    valley_count = _count_within(sorted_times, (fast_peak + slow_peak) / 2, peak_distance / 6)
-    peak_count = min(
-        _count_within(sorted_times, fast_peak, peak_distance / 6),
-        _count_within(sorted_times, slow_peak, peak_distance / 6),
-    )
-    return (
-        valley_count < _MAX_VALLEY_SHARE * peak_count
-        and peak_count - valley_count > _VALLEY_DEVIATIONS * (peak_count + valley_count) ** 0.5
-    )
+
+    def count_around(centre: float) -> int:
+        ends = (centre - (slow - fast) / 6, centre + (slow - fast) / 6)
+        begin, end = np.searchsorted(ordered, ends).tolist()
+        return int(end - begin)
+
+    valley = count_around((fast + slow) / 2)
+    peak = min(count_around(fast), count_around(slow))
+    is_deep = peak - valley > _VALLEY_DEVIATIONS * (peak + valley) ** 0.5
+    return valley < _MAX_VALLEY_SHARE * peak and is_deep
 
 
-def _array(times: _Times) -> npt.NDArray[np.float64]:
-    values = np.asarray(times, np.float64)
-    if not len(values):
-        raise ValueError("there are no samples")
-    return values
-
-
-def _lower_rank(n: int, confidence: float) -> int:
-    """Return the index of the lower end of the CI among n sorted samples."""
-    tail_probability = (1 - confidence) / 2
-    if n > _MAX_EXACT_BINOMIAL:
-        # The term 0.5 is the continuity correction of the normal approximation.
-        return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail_probability) * n**0.5 / 2)
-    probability = cumulative_probability = 0.5**n
-    rank = 0
-    while cumulative_probability <= tail_probability:
-        probability *= (n - rank) / (rank + 1)
-        cumulative_probability += probability
-        rank += 1
-    return max(rank - 1, 0)
-
-
-def _autocorrelation(centred_values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the autocorrelation at all lags, by the Fourier transform of the zero-padded series."""
-    padded_size = 1 << (2 * len(centred_values) - 1).bit_length()
-    power = np.abs(np.fft.rfft(centred_values, padded_size)) ** 2
-    products = np.fft.irfft(power, padded_size)[: len(centred_values)]
-    correlation: npt.NDArray[np.float64] = products / products[0]
-    return correlation
-
-
-def _best_split(sorted_times: npt.NDArray[np.float64]) -> int | None:
-    """Return the index that splits values into groups with the smallest variance; None for too few values."""
-    time_count = len(sorted_times)
-    min_size = max(int(time_count * _MIN_PEAK_SHARE), 1)
-    if time_count < _MIN_FOR_PEAKS:
-        return None
-    sizes = np.arange(min_size, time_count - min_size + 1)
+def _best_split(ordered: _Array) -> int:
+    """Return the index that splits values into groups with the smallest variance."""
+    count = len(ordered)
+    min_size = max(int(count * _MIN_PEAK_SHARE), 1)
+    sizes = np.arange(min_size, count - min_size + 1)
     # The values are centred, because a difference of squares of large, nearly equal numbers loses precision.
-    cumulative_sums = np.cumsum(sorted_times - sorted_times.mean())
-    left_sums, total_sum = cumulative_sums[sizes - 1], cumulative_sums[-1]
-    between_groups = left_sums**2 / sizes + (total_sum - left_sums) ** 2 / (time_count - sizes)
+    sums = np.cumsum(ordered - ordered.mean())
+    left, total = sums[sizes - 1], sums[-1]
+    between_groups = left**2 / sizes + (total - left) ** 2 / (count - sizes)
     return int(sizes[int(np.argmax(between_groups))])
-
-
-def _clock_step(sorted_values: npt.NDArray[np.float64]) -> float:
-    """Return the smallest difference between distinct values: an estimate of the clock's resolution."""
-    steps = np.diff(sorted_values)
-    steps = steps[steps > 0]
-    return float(steps.min()) if len(steps) else 0.0
-
-
-def _count_within(sorted_values: npt.NDArray[np.float64], centre: float, distance: float) -> int:
-    """Return the number of values whose distance from ``centre`` is at most ``distance``."""
-    begin_index, end_index = np.searchsorted(
-        sorted_values, (centre - distance, centre + distance)
-    ).tolist()
-    return int(end_index - begin_index)

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudakit.bench.alloc import AllocSpec
-from cudakit.bench.case import Case
+from cudakit.bench.case import Case, Rule
 from cudakit.bench.copy import CopySpec
 from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.health import SkippedBench, SuiteResult, assess_health
 from cudakit.bench.launch import CALLS, LaunchSpec
 from cudakit.bench.memory import OPERATIONS, MemorySpec
-from cudakit.bench.method import Rule
-from cudakit.bench.pipeline import no_progress, run
-from cudakit.bench.plan import plan_cases
-from cudakit.bench.prepare import Progress
+from cudakit.bench.pipeline import Progress, no_progress, run
 from cudakit.bench.roofline import Fields
 from cudakit.bench.spec import Spec
 from cudakit.errors import MissingDependency
@@ -88,7 +85,7 @@ def missing_libraries(gpu: Gpu) -> tuple[SkippedBench, ...]:
 def suite_cases(spec: SuiteSpec, gpu: Gpu, *, include_gemm: bool) -> tuple[Case, ...]:
     """Return the cases of the health check: latencies first, and GEMMs last, because GEMMs heat the GPU."""
     specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if include_gemm else [])]
-    cases = (case for bench_spec in specs for case in plan_cases(bench_spec, gpu))
+    cases = (case for bench_spec in specs for case in bench_spec.cases(gpu))
     if spec.quick:
         cases = (replace(case, method=replace(case.method, rounds=1)) for case in cases)
     return tuple(cases)

@@ -1,11 +1,12 @@
-"""The timer: measures the time of work by CUDA events or the host clock, and the SM clock meanwhile."""
+"""The timer: the time and the SM clock of a sample, and the L2 state before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from time import perf_counter
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -13,12 +14,12 @@ import numpy as np
 
 from cudakit.arrays.spin import Spin
 from cudakit.arrays.timestamp import STAMP_BYTES, Timestamp, clock_hz
-from cudakit.bench.case import WorkloadWithUntimedWork
-from cudakit.bench.l2_cache import Flush, l2_size_bytes
-from cudakit.bench.measurement import Reading
-from cudakit.bench.method import Clock
+from cudakit.bench.case import Cache, Clock, WorkloadWithUntimedWork
+from cudakit.bench.roofline import Work
 from cudakit.errors import CudaError
-from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Memory, Ptr, Stream
+from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable
 
 # Time limit of the blocking kernel: much longer than filling a queue, which takes about 1000 launches of 10
 # us.
@@ -33,8 +34,13 @@ _DISABLING_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
 Enqueue: TypeAlias = Callable[[Stream], None]
 
 
-def _do_nothing() -> None:
-    pass
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One timed execution or batch of executions, before samples are selected."""
+
+    time_s: float
+    sm_clock_hz: float | None = None  # Mean SM clock during the reading; None if unknown.
+    valid: bool = True  # False if the blocking kernel timed out.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class SampleWork:
     executions: int = 1  # Number of executions; the time of a sample is their mean.
     enqueue_before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
-    close: Callable[[], None] = _do_nothing
+    close: Callable[[], None] = lambda: None
     # Workload that enqueues untimed work right before and after the sample; None if it has no such work.
     with_untimed_work: WorkloadWithUntimedWork | None = None
     # Untimed work that makes several devices start the timed work at the same time; None for one device.
@@ -93,10 +99,10 @@ class Timer:
         multiprocessors = fields.get("multiprocessor_count")
         self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
-        self.flush = Flush(gpu, self.l2_bytes)
+        self.flush = _Flush(gpu, self.l2_bytes)
         self.now_s = host_clock(gpu)
         self._clock = _SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
-        self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
+        self._blocking_kernel = _BlockingKernel(gpu, blocking_limit_s)
         self._begin_event, self._end_event = gpu.event(), gpu.event()
 
     def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading:
@@ -178,12 +184,17 @@ def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
     return gpu.capture_end(stream)
 
 
+def host_clock(gpu: DeviceInfo) -> Callable[[], float]:
+    """Return a function that reads the time in seconds; virtual time on a simulated device."""
+    if gpu.simulated:
+        return lambda: gpu.telemetry().time_ns / 1e9
+    return perf_counter
+
+
 def disabling_variable(variables: Mapping[str, str]) -> str:
     """Return the environment variable that would make the blocking kernel time out, or ""."""
-    set_variables = (
-        name for name in _DISABLING_VARIABLES if variables.get(name, "0") not in ("", "0")
-    )
-    return next(set_variables, "")
+    is_set = (name for name in _DISABLING_VARIABLES if variables.get(name, "0") not in ("", "0"))
+    return next(is_set, "")
 
 
 class _BlockingKernel:
@@ -193,7 +204,7 @@ class _BlockingKernel:
     host cannot set the flag while one of its calls waits for the device.
     """
 
-    def __init__(self, gpu: ComputeDevice, *, limit_s: float = _BLOCKING_LIMIT_S) -> None:
+    def __init__(self, gpu: ComputeDevice, limit_s: float) -> None:
         self._gpu = gpu
         self._limit_ns = int(limit_s * 1e9)
         self._kernel = Spin(gpu)
@@ -219,7 +230,6 @@ class _BlockingKernel:
         return bool(self._flag_words[1])
 
     def close(self) -> None:
-        """Free the pinned memory of the flag, and unload the kernel."""
         del self._flag_words
         self._gpu.host_free(self._release_flag)
         self._kernel.close()
@@ -249,18 +259,85 @@ class _SmClock:
     def take_hz(self) -> float | None:
         """Return the SM clock between the two readings; None if too little time passed between them."""
         counters = self._stamp_bytes.cast("Q")
-        first_reading_size = len(counters) // 2
-        return clock_hz(counters[:first_reading_size], counters[first_reading_size:])
+        half = len(counters) // 2
+        return clock_hz(counters[:half], counters[half:])
 
     def close(self) -> None:
-        """Free the memory of the time stamps, and unload the kernel."""
         self._stamp_bytes.release()
         self._gpu.host_free(self._first_stamps)
         self._kernel.close()
 
 
-def host_clock(gpu: DeviceInfo) -> Callable[[], float]:
-    """Return a function that reads the time in seconds; virtual time on a simulated device."""
-    if gpu.simulated:
-        return lambda: gpu.telemetry().time_ns / 1e9
-    return perf_counter
+# --- the L2 state at the start of an execution --------------------------------------------------------
+
+# Rotated buffers are larger than twice the cache (NVIDIA CUTLASS, "GEMM performance measurement guidelines").
+_CACHE_MULTIPLE = 2
+# Maximum number of buffer sets: each set needs an allocation, and a node in a graph.
+MAX_SETS = 1000
+# Reason why a case has no peak.
+IN_CACHE = Unavailable(
+    "some or all data stays in the L2 cache, and datasheets state no L2 bandwidth"
+)
+_SHARE_OF_FREE = 0.9  # Maximum share of the free memory for buffer sets.
+# Assumed cache size if the device reports none: larger than most L2 caches, so that rotation evicts all data.
+_UNKNOWN_L2_BYTES = 128 << 20
+
+
+def l2_size_bytes(fields: Mapping[str, Field]) -> int:
+    """Return the size of the L2 cache of a device."""
+    size_bytes = fields.get("l2_cache_size_bytes")
+    return size_bytes if isinstance(size_bytes, int) and size_bytes > 0 else _UNKNOWN_L2_BYTES
+
+
+def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes: int) -> int:
+    """Return the number of buffer sets for an L2 state; one set is already allocated.
+
+    With ``rotate``, all other sets together are twice as large as the cache, so that a set is evicted before
+    it is reused. The number is lower if the free memory or MAX_SETS does not allow that many sets.
+    """
+    if cache != "rotate" or footprint_bytes <= 0:
+        return 1
+    needed_sets = max(2, ceil(_CACHE_MULTIPLE * l2_bytes / footprint_bytes) + 1)
+    fitting_sets = 1 + int(_SHARE_OF_FREE * free_bytes) // footprint_bytes
+    return min(needed_sets, fitting_sets, MAX_SETS)
+
+
+def is_cold(set_count: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
+    """Return whether twice the cache size is written between two uses of a buffer set."""
+    return max(set_count - 1, int(set_count == 1)) * footprint_bytes >= _CACHE_MULTIPLE * l2_bytes
+
+
+def can_be_cold(cache: Cache, *, l2_bytes: int, footprint_bytes: int) -> bool:
+    """Return whether an execution finds none of its data in the cache, with enough free memory."""
+    set_count = MAX_SETS if cache == "rotate" else 1
+    return cache == "flush" or is_cold(
+        set_count, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes
+    )
+
+
+def work_of_peak(
+    work: Work, cache: Cache, *, l2_bytes: int, footprint_bytes: int
+) -> Work | Unavailable:
+    """Return the part of the work whose peak is known: data that stays in L2 is no traffic of the memory."""
+    if can_be_cold(cache, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes):
+        return work
+    return replace(work, bytes_moved=0) if work.operations else IN_CACHE
+
+
+class _Flush:
+    """Overwrites the L2 cache, so that it holds no data of a workload."""
+
+    def __init__(self, gpu: Memory, l2_bytes: int) -> None:
+        self._gpu = gpu
+        self._size_bytes = _CACHE_MULTIPLE * l2_bytes
+        self._memory: Ptr | None = None
+
+    def __call__(self, stream: Stream) -> None:
+        if self._memory is None:
+            self._memory = self._gpu.malloc(self._size_bytes)
+        self._gpu.fill(self._memory, 0, self._size_bytes, stream)
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._gpu.free(self._memory)
+            self._memory = None

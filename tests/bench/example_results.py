@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cudakit.bench.case import Verification
+from cudakit.bench.case import Method, Verification
 from cudakit.bench.environment import Environment, environment
-from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Method
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Work, limit
-from cudakit.bench.summarize import case_result
+from cudakit.bench.stats import Samples
+from cudakit.bench.summary import case_result
 from cudakit.gpu.api.facts import DeviceFacts, Field, RunContext, Telemetry
 from cudakit.units import Unavailable
 

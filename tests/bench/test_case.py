@@ -1,10 +1,11 @@
+""""""
+
 from __future__ import annotations
 
 import pytest
 from bench.workloads import Copy
 
-from cudakit.bench.case import Case, check_fit
-from cudakit.bench.method import Method
+from cudakit.bench.case import Case, Method, check_fit
 from cudakit.errors import InputError
 
 METHOD = Method("isolated", "hot")
@@ -92,3 +93,22 @@ def test_memory_of_host_is_shared_by_simulated_ranks() -> None:
     ) as caught:
         check_fit([case], 1 << 30, 10 << 20, simulated=True, rank_count=2)
     assert caught.value.hint == "a size of 1.25 MiB would fit"
+
+
+def test_methods_with_other_mode_cache_or_blocker_differ() -> None:
+    method = Method("isolated", "rotate")
+
+    assert method.differences_from(Method("isolated", "hot")) == (
+        "cache: rotate before, hot after",
+    )
+    assert method.differences_from(Method("batch", "rotate", blocker=False)) == (
+        "mode: isolated before, batch after",
+        "blocker: on before, off after",
+    )
+
+
+def test_methods_with_other_warm_up_and_seed_do_not_differ() -> None:
+    assert (
+        Method("isolated", "rotate").differences_from(Method("isolated", "rotate", 3.0, seed=7))
+        == ()
+    )

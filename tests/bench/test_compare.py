@@ -8,6 +8,7 @@ from bench.example_results import FAILED_VERIFICATION, VERSIONS, gemm, launch, m
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.bench.case import Method
 from cudakit.bench.compare import (
     CaseComparison,
     Comparison,
@@ -19,9 +20,8 @@ from cudakit.bench.compare import (
     parse_fail_on,
 )
 from cudakit.bench.labels import full_label
-from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Method
 from cudakit.bench.result import CaseResult
+from cudakit.bench.stats import Samples
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.arrays.spin import Spin
-from cudakit.bench.energy import CounterChanges, EnergyMeter
+from cudakit.bench.energy import CounterChanges, energy_per_execution
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -40,7 +42,8 @@ def test_power_is_measured_between_counter_changes(watts: float, phase_s: float)
 def test_device_without_energy_counter_runs_no_work() -> None:
     reason = Unavailable("the GPU does not count energy")
     gpu, enqueued = Sim(), []
-    meter = EnergyMeter(
+
+    energy_j = energy_per_execution(
         gpu,
         gpu.stream(),
         enqueued.append,
@@ -48,11 +51,11 @@ def test_device_without_energy_counter_runs_no_work() -> None:
         execution_s=1e-3,
         min_s=MIN_S,
         now_s=lambda: 0.0,
+        progress=lambda _: None,
         read_j=lambda: reason,
     )
 
-    assert list(meter.run()) == []
-    assert meter.per_execution_j() == reason
+    assert energy_j == reason
     assert enqueued == []
 
 
@@ -79,8 +82,8 @@ class BusyDevice:
     def work(self, stream: Stream) -> None:
         self._spin.for_(int(self._execution_s * 1e9) + self._pause_ns, stream)
 
-    def meter(self) -> EnergyMeter:
-        return EnergyMeter(
+    def measure(self, progress: Callable[[float], None] = lambda _: None) -> float | Unavailable:
+        return energy_per_execution(
             self.gpu,
             self.stream,
             self.work,
@@ -88,42 +91,37 @@ class BusyDevice:
             execution_s=self._execution_s,
             min_s=MIN_S,
             now_s=self.now_s,
+            progress=progress,
             read_j=self.read_j,
         )
 
 
 def test_energy_of_run_is_power_times_time() -> None:
-    meter = BusyDevice().meter()
-    assert all(0 <= fraction < 1 for fraction in meter.run())
+    fractions: list[float] = []
 
-    assert meter.per_execution_j() == pytest.approx(500 * BusyDevice.EXECUTION_S, rel=0.03)
+    energy_j = BusyDevice().measure(fractions.append)
+
+    assert energy_j == pytest.approx(500 * BusyDevice.EXECUTION_S, rel=0.03)
+    assert all(0 <= fraction < 1 for fraction in fractions)
 
 
 def test_execution_longer_than_counter_window_has_energy() -> None:
-    meter = BusyDevice(execution_s=2.0).meter()
-    assert all(0 <= fraction <= 1 for fraction in meter.run())
+    fractions: list[float] = []
 
-    assert meter.per_execution_j() == pytest.approx(500 * 2.0, rel=0.03)
+    assert BusyDevice(execution_s=2.0).measure(fractions.append) == pytest.approx(
+        500 * 2.0, rel=0.03
+    )
+    assert all(0 <= fraction <= 1 for fraction in fractions)
 
 
 def test_idle_gaps_make_energy_unavailable() -> None:
-    meter = BusyDevice(pause_ns=2_000_000).meter()
-    list(meter.run())
-
-    assert meter.per_execution_j() == Unavailable("the GPU was busy for only 50% of the time")
+    assert BusyDevice(pause_ns=2_000_000).measure() == Unavailable(
+        "the GPU was busy for only 50% of the time"
+    )
 
 
 def test_wait_for_slow_counter_is_bounded() -> None:
     device = BusyDevice(watts=0.0)
-    meter = device.meter()
-    list(meter.run())
 
-    assert meter.per_execution_j() == Unavailable("the energy counter changed too rarely")
+    assert device.measure() == Unavailable("the energy counter changed too rarely")
     assert device.now_s() < 4 * MIN_S
-
-
-def test_interrupted_meter_has_no_energy() -> None:
-    meter = BusyDevice().meter()
-    next(meter.run())
-
-    assert meter.per_execution_j() == Unavailable("the measurement of energy was interrupted")

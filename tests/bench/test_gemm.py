@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from bench.spoiled_blas import Run, Spoil, Spoiled
 
-from cudakit.bench.case import Verification, check_fit
+from cudakit.bench.case import Rule, Verification, check_fit
 from cudakit.bench.gemm import GemmSpec, GemmWorkload, describe_algorithm
 from cudakit.bench.gemm_shapes import FILLS
-from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.roofline import Limit, Work

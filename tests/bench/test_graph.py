@@ -6,8 +6,8 @@ from itertools import count
 import numpy as np
 import pytest
 
+from cudakit.bench.case import Rule
 from cudakit.bench.graph import NODE_KINDS, STEPS, TOPOLOGIES, GraphSpec
-from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Graph, GraphExec, Ptr, Stream

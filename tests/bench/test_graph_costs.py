@@ -9,12 +9,12 @@ from bench.example_results import gemm, machine, result, samples_near
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.bench.case import Method
 from cudakit.bench.graph_costs import fit, graph_costs
 from cudakit.bench.load import load_result
-from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Method
 from cudakit.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
-from cudakit.bench.summarize import case_result
+from cudakit.bench.stats import Samples
+from cudakit.bench.summary import case_result
 from cudakit.report.json import render
 from cudakit.units import Unavailable
 

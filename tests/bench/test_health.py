@@ -15,8 +15,8 @@ from cudakit.bench.health import (
     figure_name,
     measured_value,
 )
-from cudakit.bench.measurement import Samples
 from cudakit.bench.result import CaseResult
+from cudakit.bench.stats import Samples
 from cudakit.report import json
 from cudakit.units import Unavailable
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 from bench.example_results import gemm, launch
 
 from cudakit.bench.labels import (
+    Axis,
     describe_common_axes,
     format_axis,
     full_label,
     is_square,
     short_labels,
 )
-from cudakit.bench.method import Axis
 from cudakit.bench.result import CaseResult
 
 

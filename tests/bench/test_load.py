@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.bench.load import load_result
-from cudakit.bench.measurement import Samples
 from cudakit.bench.result import BenchResult
+from cudakit.bench.stats import Samples
 from cudakit.errors import InputError
 from cudakit.report.json import render
 from cudakit.serialize import from_plain

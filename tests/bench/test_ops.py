@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cudakit.bench.case import Verification
-from cudakit.bench.method import Rule
+from cudakit.bench.case import Rule, Verification
 from cudakit.bench.ops import TIMINGS, KernelLibrary, OpsSpec
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import BenchResult

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cudakit.bench.method import Rule
+from cudakit.bench.case import Rule
 from cudakit.bench.overlap import (
     DIRECTIONS,
     GEMM_DURING_COPY,

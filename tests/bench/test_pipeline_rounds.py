@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain, count, pairwise, repeat
 from statistics import median
@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 from bench.workloads import Busy, Copy, busy_device, stamps_at
 
-from cudakit.bench.case import Workload
-from cudakit.bench.energy import measure_energy
-from cudakit.bench.measurement import Measurement
-from cudakit.bench.method import Method, Mode, Rule
-from cudakit.bench.pipeline import Outcome, measure_case, no_progress
-from cudakit.bench.prepare import prepare
+from cudakit.bench.case import Method, Mode, Rule, Workload
+from cudakit.bench.pipeline import Outcome, measure_case
+from cudakit.bench.summary import Measurement
 from cudakit.bench.timer import Timer
-from cudakit.bench.warm_up import warm_up
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
@@ -28,7 +24,6 @@ from cudakit.units import Unavailable
 MODES: list[Mode] = ["isolated", "batch", "graph", "host", "call"]
 METHOD = Method("isolated", "hot")
 ROTATED = Method("isolated", "rotate")
-METHOD_WITH_ENERGY = replace(METHOD, energy_s=0.5)
 RULE = Rule(min_samples=10, min_time_s=0.0, timeout_s=0.5)
 
 
@@ -47,6 +42,11 @@ def single_measurement(outcomes: tuple[Outcome, ...]) -> Measurement:
 
 def run(timer: Timer, workload: Workload, method: Method = METHOD, **options: Any) -> Measurement:
     return single_measurement(measure_case(timer, [workload], method, **options))
+
+
+def sampling_s(measured: Measurement) -> float:
+    """Return the time from the first sample to the last."""
+    return (measured.telemetry_after.time_ns - measured.telemetry_before.time_ns) / 1e9
 
 
 def expected_ns(timer: Timer, size_bytes: int) -> int:
@@ -69,12 +69,12 @@ def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> 
     assert measured.stop_reason == "precision"
     assert len(measured.samples.times_s) >= 10
     assert len(measured.samples.sm_clock_hz) == len(measured.samples.times_s)
-    assert (measured.name, measured.axes) == ("copy", {"size_bytes": 1 << 18})
+    assert measured.axes == {"size_bytes": 1 << 18}
     assert measured.bytes_moved == 1 << 19
     assert measured.method.mode == mode
     assert measured.method.seed == 7
     assert measured.method.buffer_sets == 17
-    assert measured.is_cold
+    assert measured.warnings == ()
     assert timer.gpu.memory_info().free_bytes == free
     assert copy.prepared[0].closed == 1
 
@@ -91,7 +91,6 @@ def test_batch_and_graph_samples_fill_a_millisecond(timer: Timer) -> None:
     for mode in ("batch", "graph"):
         measured = run(timer, Copy(size_bytes=1 << 20), replace(METHOD, mode=mode))
         assert measured.method.executions * measured.samples.times_s[0] >= 0.0005
-        assert measured.executions == measured.method.executions * len(measured.samples.times_s)
 
 
 def test_host_mode_exceeds_device_time(timer: Timer) -> None:
@@ -125,12 +124,11 @@ def test_buffer_sets_rotate(timer: Timer, mode: Mode) -> None:
 
 
 def test_hot_and_flushed_modes_use_one_buffer_set(timer: Timer) -> None:
-    for cache, cold in (("hot", False), ("flush", True)):
+    for cache in ("hot", "flush"):
         copy = Copy()
         measured = run(timer, copy, replace(METHOD, cache=cache))
         assert measured.method.buffer_sets == 1
         assert set(copy.prepared[0].indices) == {0}
-        assert measured.is_cold is cold
 
 
 def test_flush_precedes_each_execution_untimed(timer: Timer) -> None:
@@ -138,7 +136,8 @@ def test_flush_precedes_each_execution_untimed(timer: Timer) -> None:
     hot = run(timer, Copy(), replace(METHOD, cache="hot"))
 
     assert flushed.samples.times_s[0] == hot.samples.times_s[0]
-    assert flushed.elapsed_s / flushed.executions > 2 * timer.l2_bytes / 4.92e12
+    flush_s = 2 * timer.l2_bytes / 4.92e12
+    assert sampling_s(flushed) / len(flushed.samples.times_s) > flush_s
 
 
 @pytest.mark.parametrize("mode", ["batch", "graph"])
@@ -156,7 +155,6 @@ def test_buffer_sets_that_do_not_fit_are_warned() -> None:
         measured = run(timer, Copy(size_bytes=8 << 20), ROTATED)
 
     assert measured.method.buffer_sets == 2
-    assert not measured.is_cold
     assert any("buffer sets" in warning for warning in measured.warnings)
 
 
@@ -170,7 +168,7 @@ def test_wrong_value_before_first_sample_withholds_figure(timer: Timer) -> None:
     assert measured.verification.detail == "1 words are wrong"
     assert measured.samples.times_s == ()
     assert measured.stop_reason == "wrong"
-    assert measured.executions == 0
+    assert sampling_s(measured) == 0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -183,7 +181,7 @@ def test_wrong_value_after_first_sample_withholds_figure(timer: Timer, mode: Mod
     assert measured.samples.times_s == ()
     assert not measured.samples.converged
     assert measured.stop_reason == "wrong"
-    assert measured.executions > 0
+    assert sampling_s(measured) > 0
 
 
 def test_wrong_workload_leaves_figures_of_interleaved_workload(timer: Timer) -> None:
@@ -207,7 +205,7 @@ def test_scattered_samples_end_at_timeout_unconverged() -> None:
 
     assert not measured.samples.converged
     assert measured.stop_reason == "timeout"
-    assert 0.05 <= measured.elapsed_s < 0.07
+    assert 0.05 <= sampling_s(measured) < 0.07
 
 
 def test_unsettled_device_ends_warm_up_at_limit_with_warning() -> None:
@@ -216,10 +214,8 @@ def test_unsettled_device_ends_warm_up_at_limit_with_warning() -> None:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
         measured = run(timer, Busy(gpu), method, skip_settling=False)
 
-    assert not measured.is_settled
     assert measured.method.warmup_s == pytest.approx(3.0, rel=0.01)
     assert any("warm-up" in warning for warning in measured.warnings)
-    assert len(measured.warmup_readings) > 100
 
 
 def test_sampling_begins_after_device_settled() -> None:
@@ -228,16 +224,14 @@ def test_sampling_begins_after_device_settled() -> None:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
         measured = run(timer, Busy(gpu), method, skip_settling=False)
 
-    assert measured.is_settled
     assert measured.warnings == ()
     assert set(np.round(measured.samples.times_s, 9)) == {0.001001}
-    assert measured.warmup_readings[0].time_s > 0.004
 
 
 def test_simulated_device_skips_settling(timer: Timer) -> None:
     measured = run(timer, Copy(), replace(METHOD, warmup_s=5.0))
 
-    assert measured.elapsed_s < 0.01
+    assert sampling_s(measured) < 0.01
     assert measured.method.warmup_s < 0.01
 
 
@@ -250,9 +244,6 @@ def test_throttled_samples_are_discarded_with_growing_pauses() -> None:
         measured = run(timer, Busy(gpu), method, skip_settling=False, pause=pauses.append)
 
     assert measured.samples.discarded == 3
-    assert [reading.sm_clock_hz for reading in measured.discarded_readings] == pytest.approx(
-        [1e9] * 3
-    )
     assert pauses == [0.05, 0.1, 0.2]
     assert min(measured.samples.sm_clock_hz) == pytest.approx(1.9e9, rel=1e-3)
 
@@ -340,7 +331,6 @@ def test_interrupt_ends_run_that_waits_for_samples_of_other_run() -> None:
         measurement, other_measurement = measure_case(timer, [steady, Busy(gpu)], method)
 
     assert (measurement.stop_reason, other_measurement.stop_reason) == ("precision", "interrupted")
-    assert measurement.executions > 10
     assert measurement.telemetry_after.time_ns > measurement.telemetry_before.time_ns
 
 
@@ -365,9 +355,7 @@ def test_interleaved_workloads_run_once_untimed_before_each_sample(timer: Timer)
     first, second = measure_case(timer, [measurement, other_measurement], METHOD)
 
     assert len(first.samples.times_s) == len(second.samples.times_s) == 10
-    assert (first.name, second.name) == ("one", "other")
     assert first.method.interleaved == ("one", "other")
-    assert first.executions == 20
     # After verification, estimates and warm-up, each sample is preceded by one untimed execution.
     assert order[-40:] == ["one", "one", "other", "other"] * 10
 
@@ -408,17 +396,6 @@ def test_energy_is_counted_after_samples_if_requested(timer: Timer) -> None:
     measured = run(timer, Copy(), method, skip_settling=False)
     assert measured.energy_j == Unavailable("the GPU has no energy counter")
     assert measured.method.energy_s == 0.5
-
-
-def test_run_without_samples_counts_no_energy() -> None:
-    stages: list[str] = []
-    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer, ExitStack() as cleanup:
-        runs = prepare(timer, [Copy()], METHOD_WITH_ENERGY, cleanup)
-        warm_up(runs, no_progress)
-        measure_energy(runs, lambda stage, _: stages.append(stage))
-
-    assert stages == []
-    assert runs[0].energy_j == Unavailable("energy was not measured")
 
 
 @pytest.mark.gpu

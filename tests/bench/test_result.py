@@ -12,7 +12,7 @@ from bench.example_results import (
 )
 
 from cudakit.bench.case import Verification
-from cudakit.bench.measurement import Samples
+from cudakit.bench.stats import Samples
 from cudakit.report.json import render
 from cudakit.units import Unavailable
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from cudakit.bench.alloc import AllocSpec
+from cudakit.bench.case import Rule
 from cudakit.bench.copy import DIRECTIONS, CopySpec
 from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.graph import GraphSpec
 from cudakit.bench.launch import LaunchSpec
 from cudakit.bench.memory import MemorySpec
-from cudakit.bench.method import Rule
 from cudakit.bench.spec import Spec
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.bench.measurement import Samples
 from cudakit.bench.stats import (
+    Samples,
     Summary,
     autocorrelation_time,
     has_trend,

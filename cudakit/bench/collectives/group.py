@@ -13,9 +13,14 @@ from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
 from cudakit.bench.collectives.rank import CLOSE, REQUEST, Message, Rank
-from cudakit.bench.l2_cache import l2_size_bytes
-from cudakit.bench.measurement import Reading
-from cudakit.bench.timer import CapturedWork, Enqueue, SampleWork, host_clock
+from cudakit.bench.timer import (
+    CapturedWork,
+    Enqueue,
+    Reading,
+    SampleWork,
+    host_clock,
+    l2_size_bytes,
+)
 from cudakit.errors import CollectiveError, Unsupported
 from cudakit.gpu.api import Gpu, Stream
 

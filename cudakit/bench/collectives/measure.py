@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from cudakit.bench.case import check_fit
 from cudakit.bench.collectives.group import GroupTimer, RankGroup
-from cudakit.bench.pipeline import no_progress, run
-from cudakit.bench.prepare import Progress
+from cudakit.bench.pipeline import Progress, no_progress, run
 from cudakit.bench.result import (
     BenchResult,
     CaseResult,

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from cudakit.arrays.compare import Compare
-from cudakit.bench.case import allocate
-from cudakit.bench.checks import POISON
+from cudakit.bench.case import POISON, allocate
 from cudakit.bench.collectives.patterns import (
     PERIOD,
     Pattern,

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from cudakit.bench.environment import Environment
+from cudakit.bench.environment import Environment, environment_warnings
 from cudakit.bench.fleet.result import (
     Finding,
     FleetGpu,
@@ -25,10 +25,9 @@ from cudakit.bench.fleet.result import (
     SubjectKind,
 )
 from cudakit.bench.health import Figure, SuiteResult, figure_name, measured_value
-from cudakit.bench.labels import join_first_names
-from cudakit.bench.method import Axis
+from cudakit.bench.labels import Axis, join_first_names
 from cudakit.bench.result import CaseResult
-from cudakit.bench.warnings import environment_warnings, environments
+from cudakit.bench.summary import environments
 from cudakit.units import Unavailable, format_ratio
 
 # A rate below 93 % of the rates of other GPUs is slow: even GPUs of one host differ by 5 %, see ``health``.

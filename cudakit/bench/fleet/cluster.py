@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from cudakit.bench.fleet.result import FleetRecords, HostFacts, parse_facts
-from cudakit.bench.prepare import Progress
+from cudakit.bench.pipeline import Progress
 from cudakit.errors import EnvironmentUnusable, InputError, MissingDependency, UsageError
 
 # A generator function that runs on a host; each yielded text arrives here.

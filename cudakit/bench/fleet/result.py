@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 from cudakit.bench.health import SuiteResult
+from cudakit.bench.labels import Axis
 from cudakit.bench.load import SUITE_FILE, load_suite
-from cudakit.bench.method import Axis
 from cudakit.errors import EnvironmentUnusable, InputError, UsageError
 from cudakit.input_files import ExpectedFile, check_schema, read_error, read_json
 from cudakit.serialize import Mismatch, from_plain, to_plain

@@ -8,8 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from cudakit.bench.labels import short_labels
-from cudakit.bench.method import CUDAKIT
+from cudakit.bench.labels import CUDAKIT, short_labels
 from cudakit.bench.report.spread import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.bench.result import CaseResult
 from cudakit.bench.stats import ci_over_rounds

@@ -9,13 +9,14 @@ from statistics import median
 from typing import Literal, TypeVar
 
 from cudakit.bench.labels import (
+    CUDAKIT,
+    Axis,
     axis_names,
     axis_title,
     axis_value,
     describe_common_axes,
     varying_axes,
 )
-from cudakit.bench.method import CUDAKIT, Axis
 from cudakit.bench.report.baselines import baseline_libraries, measured_baselines, relative_rate
 from cudakit.bench.result import CaseResult
 from cudakit.bench.stats import Summary

@@ -13,8 +13,7 @@ from statistics import median
 import numpy as np
 
 from cudakit.bench.environment import Environment
-from cudakit.bench.labels import axis_names, called_library, short_labels
-from cudakit.bench.method import Axis
+from cudakit.bench.labels import Axis, axis_names, called_library, short_labels
 from cudakit.bench.result import CaseResult
 from cudakit.bench.stats import Summary
 from cudakit.report.document import Array, Columns

@@ -8,8 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.bench.labels import DIMENSIONS, axis_names, axis_title, is_square, short_labels
-from cudakit.bench.method import CUDAKIT
+from cudakit.bench.labels import (
+    CUDAKIT,
+    DIMENSIONS,
+    axis_names,
+    axis_title,
+    is_square,
+    short_labels,
+)
 from cudakit.bench.report.columns import limit_s, number
 from cudakit.bench.result import CaseResult, GraphCosts
 from cudakit.report.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from cudakit.bench.case import Method
 from cudakit.bench.environment import Environment
 from cudakit.bench.labels import (
+    CUDAKIT,
     MEASUREMENT_AXIS,
     axis_names,
     called_library,
@@ -15,7 +17,6 @@ from cudakit.bench.labels import (
     short_labels,
     varying_axes,
 )
-from cudakit.bench.method import CUDAKIT, Method
 from cudakit.bench.result import BenchResult, CaseResult, Collectives
 from cudakit.report.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds

@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.bench.labels import short_labels
-from cudakit.bench.method import CUDAKIT
+from cudakit.bench.labels import CUDAKIT, short_labels
 from cudakit.bench.report.baselines import baseline_libraries
 from cudakit.bench.report.cases import rate
 from cudakit.bench.report.columns import number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from cudakit.bench.environment import environment_warnings
 from cudakit.bench.health import Figure, SuiteResult
 from cudakit.bench.labels import describe_sizes, join_first_names
 from cudakit.bench.report.cases import cell, percent_of_peak
@@ -13,7 +14,7 @@ from cudakit.bench.report.facts import machine_facts, title
 from cudakit.bench.report.notes import SIMULATED_NOTE, notes
 from cudakit.bench.report.spread import sample_section
 from cudakit.bench.result import BenchResult, CaseResult
-from cudakit.bench.warnings import environment_warnings, environments
+from cudakit.bench.summary import environments
 from cudakit.report.document import (
     Column,
     Document,

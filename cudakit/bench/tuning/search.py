@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from cudakit.bench.prepare import Progress
+from cudakit.bench.pipeline import Progress
 from cudakit.bench.tuning.significance import (
     MIN_GAIN,
     FinalComparison,

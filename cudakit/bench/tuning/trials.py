@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
-from cudakit.bench.case import Verification
+from cudakit.bench.case import Method, Verification
 from cudakit.bench.gemm import GemmWorkload, PreparedGemm
-from cudakit.bench.measurement import Reading
-from cudakit.bench.method import Method
-from cudakit.bench.prepare import MAX_TIMEOUTS, rotate_buffers
-from cudakit.bench.sample_work import BufferRotation, make_sample_work
-from cudakit.bench.timer import SampleWork, Timer
+from cudakit.bench.pipeline import MAX_TIMEOUTS, rotate_buffers
+from cudakit.bench.sampling import BufferRotation, SteadyState, make_sample_work
+from cudakit.bench.timer import Reading, SampleWork, Timer
 from cudakit.bench.tuning.search import DEFAULT_CANDIDATE
-from cudakit.bench.warm_up import SteadyState
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Stream
 from cudakit.gpu.api.gemm import Algorithm, GemmPlan
@@ -90,7 +87,7 @@ class AlgorithmTrials:
 
     def warm_up(self, is_over: Callable[[], bool], progress: Callable[[float], None]) -> None:
         """Run the default algorithm until the device has settled or ``is_over()``."""
-        state = SteadyState(self._method.warmup_s, self._method.warmup_most_s)
+        state = SteadyState(self._method.warmup_s, self._method.max_warmup_s)
         begin_s = self._timer.now_s()
         while not state.add(self._take_reading(DEFAULT_CANDIDATE), self._timer.now_s() - begin_s):
             if is_over():

@@ -9,17 +9,15 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from cudakit.bench.case import Case, check_fit
+from cudakit.bench.case import Case, Method, check_fit
 from cudakit.bench.gemm import GemmSpec, GemmWorkload
-from cudakit.bench.method import Method
 from cudakit.bench.pipeline import (
+    Progress,
     garbage_collection_off,
     no_progress,
     none_measured,
     sub_progress,
 )
-from cudakit.bench.plan import plan_cases
-from cudakit.bench.prepare import Progress
 from cudakit.bench.stats import autocorrelation_time, median_ci
 from cudakit.bench.timer import Timer, disabling_variable
 from cudakit.bench.tuning.candidates import Candidates, candidates
@@ -93,7 +91,7 @@ def tune(
     machine = tuning_machine(gpu, run_context)
     lacks_blocker = bool(disabling_variable(run_context.variables))
     session = _Session(spec, gpu, limits, is_unblocked=lacks_blocker)
-    case_by_gemm = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
+    case_by_gemm = dict(zip(spec.gemms, spec.cases(gpu), strict=True))
     check_fit(
         tuple(case_by_gemm.values()),
         gpu.memory_info().free_bytes,

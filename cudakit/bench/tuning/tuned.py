@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from cudakit.bench.case import Verification
-from cudakit.bench.method import Method
+from cudakit.bench.case import Method, Verification
 from cudakit.bench.tuning.search import Limits, StopReason
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import NOT_QUERIED

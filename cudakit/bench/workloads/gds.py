@@ -11,9 +11,8 @@ from itertools import chain, product
 import numpy as np
 
 from cudakit.arrays.fill import Fill
-from cudakit.bench.case import Case, Verification, allocate, verification
-from cudakit.bench.checks import POISON
-from cudakit.bench.method import Axis
+from cudakit.bench.case import POISON, Case, Verification, allocate, verification
+from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import GdsSpec
 from cudakit.bench.workloads.storage_routes import (

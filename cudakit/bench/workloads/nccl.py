@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from cudakit.bench.case import Case, Verification, verification
 from cudakit.bench.collectives.group import RankGroup
-from cudakit.bench.method import Axis
+from cudakit.bench.labels import Axis
 from cudakit.bench.result import BUS_FACTOR
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import NcclSpec

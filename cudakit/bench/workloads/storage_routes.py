@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cudakit.bench.case import create_stream
 from cudakit.bench.data_file import DataFile
-from cudakit.bench.method import Axis
+from cudakit.bench.labels import Axis
 from cudakit.errors import StorageError
 from cudakit.gpu.api import Gpu, Ptr, StoragePath
 

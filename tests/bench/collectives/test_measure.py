@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.bench.case import Mode, Rule
 from cudakit.bench.collectives.group import LocalChannel, RankGroup, new_answers
 from cudakit.bench.collectives.measure import check_ranks, measure_collectives
-from cudakit.bench.method import Mode, Rule
 from cudakit.bench.result import BenchResult, RankFacts
 from cudakit.bench.spec import NcclSpec
 from cudakit.bench.workloads.nccl import make_collective

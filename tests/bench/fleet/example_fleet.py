@@ -7,11 +7,11 @@ from typing import Any
 
 from bench.example_results import gemm, launch, machine, result, samples_near
 
+from cudakit.bench.case import Method
 from cudakit.bench.fleet.result import NOT_MEASURED, FleetGpu, FleetHost, HostFacts, HostLink
 from cudakit.bench.health import SuiteResult, assess_health
-from cudakit.bench.method import Method
 from cudakit.bench.result import CaseResult
-from cudakit.bench.summarize import case_result
+from cudakit.bench.summary import case_result
 from cudakit.units import Unavailable
 
 COPY_BYTES = 512 << 20

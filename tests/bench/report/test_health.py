@@ -6,8 +6,8 @@ from typing import Any
 
 from bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
+from cudakit.bench.case import Method
 from cudakit.bench.health import SkippedBench, SuiteResult, assess_health
-from cudakit.bench.method import Method
 from cudakit.bench.report.nvbench import nvbench
 from cudakit.bench.report.suite import present_health
 from cudakit.bench.result import CaseResult

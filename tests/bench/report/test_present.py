@@ -14,14 +14,14 @@ from bench.example_results import (
     samples_near,
 )
 
+from cudakit.bench.case import Method, Rule
 from cudakit.bench.compare import compare
-from cudakit.bench.measurement import Samples
-from cudakit.bench.method import Method, Rule
 from cudakit.bench.report import present
 from cudakit.bench.report.comparison import present_comparison
 from cudakit.bench.report.nvbench import nvbench
 from cudakit.bench.result import BenchResult
 from cudakit.bench.roofline import Work, limit
+from cudakit.bench.stats import Samples
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Columns, Document, Note, Section, Table, View
 from cudakit.units import Unavailable

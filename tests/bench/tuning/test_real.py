@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
+from cudakit.bench.case import Rule
 from cudakit.bench.gemm import GemmSpec
-from cudakit.bench.method import Rule
 from cudakit.bench.pipeline import run
 from cudakit.bench.tuning.search import Limits
 from cudakit.bench.tuning.tune import tune, tuning_machine

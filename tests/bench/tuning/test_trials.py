@@ -9,8 +9,8 @@ import pytest
 from bench.tuning.faulty import Faults, FaultySim
 from bench.tuning.test_tune import EQUAL, GAINS, QUICK, spec
 
+from cudakit.bench.case import Method
 from cudakit.bench.gemm import GemmWorkload
-from cudakit.bench.method import Method
 from cudakit.bench.timer import Timer
 from cudakit.bench.tuning.trials import AlgorithmTrials
 from cudakit.bench.tuning.tune import tune

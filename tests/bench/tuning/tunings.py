@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cudakit.bench.case import Verification
-from cudakit.bench.method import Method
+from cudakit.bench.case import Method, Verification
 from cudakit.bench.tuning.search import Limits
 from cudakit.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings

@@ -7,8 +7,8 @@ import pytest
 from bench.example_results import FAILED_VERIFICATION, gemm, machine, result
 from invocation import Cli
 
-from cudakit.bench.measurement import Samples
 from cudakit.bench.result import BenchResult
+from cudakit.bench.stats import Samples
 from cudakit.report.json import render
 from cudakit.units import Unavailable
 

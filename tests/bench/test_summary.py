@@ -10,22 +10,13 @@ from bench.workloads import Copy, PreparedCopy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.bench.measurement import Measurement, Samples
-from cudakit.bench.method import Method, Rule
-from cudakit.bench.pipeline import measure_case
-from cudakit.bench.plan import round_methods
-from cudakit.bench.stats import ci_over_rounds, median_ci, without_round_offsets
+from cudakit.bench.case import Method, Rule
+from cudakit.bench.pipeline import measure_case, round_methods
+from cudakit.bench.stats import Samples, ci_over_rounds, median_ci, without_round_offsets
+from cudakit.bench.summary import Measurement
 from cudakit.bench.timer import Timer
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.sim import Sim
-
-
-def test_cycles_are_times_multiplied_by_clocks() -> None:
-    assert Samples((2.0, 3.0), (5.0, 7.0)).cycles == (10.0, 21.0)
-
-
-def test_samples_without_clocks_have_no_cycles() -> None:
-    assert Samples((2.0, 3.0)).cycles == ()
 
 
 def test_samples_with_missing_clocks_are_rejected() -> None:
