@@ -12,27 +12,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
 from cudakit.bench.case import Cache, Case, Method, Mode, Rule
-from cudakit.bench.data_file import BLOCK_BYTES, DataFile
 from cudakit.bench.result import BenchResult
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.arrays import ELEMENTS
-from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
 
-# Places of the buffers of a collective: in place, the send and receive buffers share memory.
-PLACES = ("out-of-place", "in-place")
-# Libraries that bench nccl measures beside NCCL.
-COLLECTIVE_BASELINES = ("torch",)
-# Directions and orders of transfers between files and device memory.
-STORAGE_DIRECTIONS = ("read", "write")
-PATTERNS = ("sequential", "random")
 # Measurement modes that a user can choose. Mode "call" is missing, because it only suits latencies.
 MODES = ("isolated", "batch", "graph", "host")
 CACHES = ("rotate", "flush", "hot")
 
-# GPUs settle sooner under collectives than under GEMMs, which draw more power.
-_NCCL_WARMUP_S = 0.1
-_MAX_THREADS = 1024
 _MAX_ROUNDS = 1000
 _MAX_SAMPLES = 1_000_000
 _MAX_WARMUP_S = 3600
@@ -197,69 +184,6 @@ class Spec:
             fill=fill,
             seed=self.seed,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclSpec(Spec):
-    """Options of ``cudakit bench nccl``."""
-
-    bench: ClassVar[str] = "nccl"
-
-    warmup_s: float = _NCCL_WARMUP_S
-    rounds: int = 2
-    operations: tuple[str, ...] = COLLECTIVE_OPERATIONS
-    # Sizes of the largest buffer of an operation. None: several sizes from 1 KiB on.
-    sizes_bytes: tuple[int, ...] | None = None
-    dtypes: tuple[str, ...] = ("fp32",)
-    places: tuple[str, ...] = PLACES
-    mode: Mode = "batch"
-    cache: Cache = "hot"
-    baselines: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        check_names("operation", self.operations, COLLECTIVE_OPERATIONS)
-        check_names("place", self.places, PLACES)
-        check_names("data type", self.dtypes, tuple(ELEMENTS))
-        check_sizes(self.sizes_bytes, 1)
-        check_method(self.mode, self.cache)
-        if self.cache == "flush":
-            raise InputError("collectives have no --cache flush", hint="use --cache rotate")
-        for baseline in self.baselines:
-            check_names("library", (baseline,), COLLECTIVE_BASELINES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GdsSpec(Spec):
-    """Options of ``cudakit bench gds``."""
-
-    bench: ClassVar[str] = "gds"
-
-    rounds: int = 2
-    files: Mapping[str, DataFile]  # The file of each direction that is measured.
-    patterns: tuple[str, ...] = PATTERNS
-    # Sizes of a transfer in bytes, and numbers of threads. None: several sizes or numbers are measured.
-    sizes_bytes: tuple[int, ...] | None = None
-    threads: tuple[int, ...] | None = None
-
-    @property
-    def directions(self) -> tuple[str, ...]:
-        """The directions to measure."""
-        return tuple(self.files)
-
-    def cases(self, gpu: Gpu) -> tuple[Case, ...]:
-        from cudakit.bench.workloads.gds import gds_cases
-
-        return gds_cases(self, gpu)
-
-    def __post_init__(self) -> None:
-        Spec.__post_init__(self)
-        check_names("direction", self.directions, STORAGE_DIRECTIONS)
-        check_names("pattern", self.patterns, PATTERNS)
-        check_sizes(self.sizes_bytes, BLOCK_BYTES)
-        check_not_empty("threads", self.threads)
-        for thread_count in self.threads or ():
-            check_range("--threads", thread_count, 1, _MAX_THREADS)
 
 
 def check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:

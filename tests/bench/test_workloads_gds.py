@@ -10,8 +10,14 @@ import pytest
 from cudakit.bench.data_file import DataFile, temporary_data_file
 from cudakit.bench.pipeline import run
 from cudakit.bench.result import CaseResult
-from cudakit.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
-from cudakit.bench.workloads.gds import PreparedTransfer, Transfer, gds_cases
+from cudakit.bench.workloads.gds import (
+    PATTERNS,
+    STORAGE_DIRECTIONS,
+    GdsSpec,
+    PreparedTransfer,
+    Transfer,
+    gds_cases,
+)
 from cudakit.bench.workloads.storage_routes import CuFileRoute
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, StoragePath

@@ -15,8 +15,7 @@ from cudakit.bench.result import (
     Collectives,
     RankFacts,
 )
-from cudakit.bench.spec import NcclSpec
-from cudakit.bench.workloads.nccl import nccl_cases
+from cudakit.bench.workloads.nccl import NcclSpec, nccl_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import NOT_QUERIED, Link, NvmlView, RunContext

@@ -7,14 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain, product
+from typing import ClassVar
 
 import numpy as np
 
 from cudakit.arrays.fill import Fill
 from cudakit.bench.case import POISON, Case, Verification, allocate, verification
+from cudakit.bench.data_file import BLOCK_BYTES, DataFile
 from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import GdsSpec
+from cudakit.bench.spec import Spec, check_names, check_not_empty, check_range, check_sizes
 from cudakit.bench.workloads.storage_routes import (
     POSIX,
     CuFileRoute,
@@ -27,6 +29,10 @@ from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.units import format_bytes
 
+# Directions and orders of transfers between files and device memory.
+STORAGE_DIRECTIONS = ("read", "write")
+PATTERNS = ("sequential", "random")
+_MAX_THREADS = 1024
 _SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20)
 _THREADS = (1, 8)
 _SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10)
@@ -35,6 +41,37 @@ _RANDOM_BLOCK_BYTES = 16  # The kernel generates random bits in blocks of this s
 _PAGE_CACHE_BYPASSED = "page cache bypassed by O_DIRECT"
 _PAGE_CACHE_USED = "page cache used"
 _REFERENCE = "the content of the file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GdsSpec(Spec):
+    """Options of ``cudakit bench gds``."""
+
+    bench: ClassVar[str] = "gds"
+
+    rounds: int = 2
+    files: Mapping[str, DataFile]  # The file of each direction that is measured.
+    patterns: tuple[str, ...] = PATTERNS
+    # Sizes of a transfer in bytes, and numbers of threads. None: several sizes or numbers are measured.
+    sizes_bytes: tuple[int, ...] | None = None
+    threads: tuple[int, ...] | None = None
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The directions to measure."""
+        return tuple(self.files)
+
+    def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
+        return gds_cases(self, gpu)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        check_names("direction", self.directions, STORAGE_DIRECTIONS)
+        check_names("pattern", self.patterns, PATTERNS)
+        check_sizes(self.sizes_bytes, BLOCK_BYTES)
+        check_not_empty("threads", self.threads)
+        for thread_count in self.threads or ():
+            check_range("--threads", thread_count, 1, _MAX_THREADS)
 
 
 def gds_cases(spec: GdsSpec, gpu: DeviceInfo) -> tuple[Case, ...]:

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import ClassVar
 
-from cudakit.bench.case import Case, Verification, verification
+from cudakit.bench.case import Cache, Case, Mode, Verification, verification
 from cudakit.bench.collectives.group import RankGroup
 from cudakit.bench.labels import Axis
 from cudakit.bench.result import BUS_FACTOR
 from cudakit.bench.roofline import Work
-from cudakit.bench.spec import NcclSpec
-from cudakit.errors import Unsupported
+from cudakit.bench.spec import Spec, check_method, check_names, check_sizes
+from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Stream
 from cudakit.gpu.api.arrays import ELEMENTS, Element
-from cudakit.gpu.api.collectives import Collective, bus_factor
+from cudakit.gpu.api.collectives import OPERATIONS, Collective, bus_factor
 from cudakit.units import Unavailable
 
+# Places of the buffers of a collective: in place, the send and receive buffers share memory.
+PLACES = ("out-of-place", "in-place")
+# Libraries that bench nccl measures beside NCCL.
+COLLECTIVE_BASELINES = ("torch",)
+# GPUs settle sooner under collectives than under GEMMs, which draw more power.
+_WARMUP_S = 0.1
 _SIZES_BYTES = (1 << 10, 32 << 10, 1 << 20, 32 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (1 << 10, 16 << 10, 256 << 10)
 # Chunks of at least this size are multiples of this size, as in nccl-tests: kernels access such units.
@@ -28,6 +35,36 @@ _OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
 # Number of buffers of a library on one rank: send, receive and expected output.
 _BUFFER_COUNT = 3
 _REFERENCE = "a host computation, all words"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclSpec(Spec):
+    """Options of ``cudakit bench nccl``."""
+
+    bench: ClassVar[str] = "nccl"
+
+    warmup_s: float = _WARMUP_S
+    rounds: int = 2
+    operations: tuple[str, ...] = OPERATIONS
+    # Sizes of the largest buffer of an operation. None: several sizes from 1 KiB on.
+    sizes_bytes: tuple[int, ...] | None = None
+    dtypes: tuple[str, ...] = ("fp32",)
+    places: tuple[str, ...] = PLACES
+    mode: Mode = "batch"
+    cache: Cache = "hot"
+    baselines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        check_names("operation", self.operations, OPERATIONS)
+        check_names("place", self.places, PLACES)
+        check_names("data type", self.dtypes, tuple(ELEMENTS))
+        check_sizes(self.sizes_bytes, 1)
+        check_method(self.mode, self.cache)
+        if self.cache == "flush":
+            raise InputError("collectives have no --cache flush", hint="use --cache rotate")
+        for baseline in self.baselines:
+            check_names("library", (baseline,), COLLECTIVE_BASELINES)
 
 
 def nccl_cases(

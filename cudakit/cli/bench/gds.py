@@ -50,14 +50,14 @@ _SIMULATED_FILE_BYTES = 4 << 20
 )
 @option(
     "--directions",
-    type=name_list("cudakit.bench.spec:STORAGE_DIRECTIONS"),
+    type=name_list("cudakit.bench.workloads.gds:STORAGE_DIRECTIONS"),
     metavar="NAME,...",
     default="read",
     help="Directions: read (file to device), write (device to file).  [default: read]",
 )
 @option(
     "--patterns",
-    type=name_list("cudakit.bench.spec:PATTERNS"),
+    type=name_list("cudakit.bench.workloads.gds:PATTERNS"),
     metavar="NAME,...",
     help="Order of the file offsets: sequential, random.  [default: both]",
 )
@@ -94,7 +94,7 @@ def gds(
     cudakit bench gds --directions read,write --sizes 64KiB..16MiB:4 --threads 16
     """
     from cudakit.bench.data_file import temporary_data_file
-    from cudakit.bench.spec import GdsSpec
+    from cudakit.bench.workloads.gds import GdsSpec
     from cudakit.errors import UsageError
 
     if file_size == 0:

@@ -40,7 +40,7 @@ from cudakit.errors import UsageError
 if TYPE_CHECKING:
     from cudakit.bench.collectives.group import RankGroup
     from cudakit.bench.collectives.launch import Launch
-    from cudakit.bench.spec import NcclSpec
+    from cudakit.bench.workloads.nccl import NcclSpec
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.facts import Machine, RunContext
 
@@ -78,7 +78,7 @@ _WORK_OPTIONS = option_group(
     ),
     option(
         "--places",
-        type=name_list("cudakit.bench.spec:PLACES"),
+        type=name_list("cudakit.bench.workloads.nccl:PLACES"),
         metavar="NAME,...",
         help="Buffers: out-of-place (separate send and receive buffers), in-place (one buffer; "
         "not for all-to-all and send-receive).  [default: both]",
@@ -86,7 +86,7 @@ _WORK_OPTIONS = option_group(
     option(
         "--vs",
         "baselines",
-        type=name_list("cudakit.bench.spec:COLLECTIVE_BASELINES"),
+        type=name_list("cudakit.bench.workloads.nccl:COLLECTIVE_BASELINES"),
         metavar="NAME",
         help="Baseline: torch, which is torch.distributed with its NCCL backend. Samples are interleaved.",
     ),
@@ -195,7 +195,7 @@ def nccl(
 
 
 def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
-    from cudakit.bench.spec import NcclSpec
+    from cudakit.bench.workloads.nccl import NcclSpec
 
     return NcclSpec(**passed_options(**options), **effort.arguments(NcclSpec))
 

@@ -14,8 +14,7 @@ from cudakit.bench.case import Mode, Rule
 from cudakit.bench.collectives.group import LocalChannel, RankGroup, new_answers
 from cudakit.bench.collectives.measure import check_ranks, measure_collectives
 from cudakit.bench.result import BenchResult, RankFacts
-from cudakit.bench.spec import NcclSpec
-from cudakit.bench.workloads.nccl import make_collective
+from cudakit.bench.workloads.nccl import NcclSpec, make_collective
 from cudakit.errors import CollectiveError, InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ELEMENTS
