@@ -13,7 +13,6 @@ from cudakit.errors import SnapshotError
 from cudakit.memory.load.tree import Handles, Tree
 from cudakit.memory.snapshot import (
     Action,
-    Addresses,
     Blocks,
     BlockState,
     Codes,
@@ -79,7 +78,11 @@ def read_events(
     moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
     has_range = has_address & is_range(address, size)
     is_invalid = (moves_memory & ~(has_range & has_size)) | (is_oom & ~(has_size & (size >= 0)))
-    _check_total(size[moves_memory & ~is_invalid])
+    total_bytes = float(size[moves_memory & ~is_invalid].sum(dtype=np.float64))
+    if total_bytes > _MAX_TRACE_BYTES:
+        raise SnapshotError(
+            f"the sizes in a trace add up to {total_bytes:.0e} bytes: the file is damaged"
+        )
     pool_handles = tree.column(entries, "pool_id")
     raw_streams = tree.integers(tree.column(entries, "stream"))[0]
     events = Events(
@@ -94,42 +97,28 @@ def read_events(
         user_metadata=tables.text_ids(tree.column(entries, "user_metadata")),
         category=tables.text_ids(tree.column(entries, "category")),
     )
-    return [
-        (
-            replace(
-                take(events, device_rows.entries),
-                stream=device_rows.streams.number_streams(raw_streams[device_rows.entries]),
-            ),
-            _event_warnings(is_invalid[device_rows.entries], action[device_rows.entries]),
-        )
-        for device_rows in devices
-    ]
+    found = []
+    for rows in devices:
+        stream = rows.streams.number_streams(raw_streams[rows.entries])
+        warnings = [
+            f"entries of the trace {defect} were skipped: {count:,}"
+            for defect, count in (
+                ("without a valid address or size", np.count_nonzero(is_invalid[rows.entries])),
+                (
+                    "with an unknown action",
+                    np.count_nonzero(action[rows.entries] == Action.UNKNOWN),
+                ),
+            )
+            if count
+        ]
+        found.append((replace(take(events, rows.entries), stream=stream), tuple(warnings)))
+    return found
 
 
 def is_range(address: Ints, size: Ints) -> Mask:
     """Return a mask: whether each address (signed, wrapped) and its size can be a range of memory."""
     is_valid = (address >= 0) & (address <= _MAX_ADDRESS)
     return is_valid & (size >= 0) & (size <= MAX_BYTES)
-
-
-def _check_total(sizes: Ints) -> None:
-    if (total_bytes := float(sizes.sum(dtype=np.float64))) > _MAX_TRACE_BYTES:
-        raise SnapshotError(
-            f"the sizes in a trace add up to {total_bytes:.0e} bytes: the file is damaged"
-        )
-
-
-def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
-    warnings = []
-    if invalid_count := int(np.count_nonzero(is_invalid)):
-        warnings.append(
-            f"entries of the trace without a valid address or size were skipped: {invalid_count:,}"
-        )
-    if invalid_count := int(np.count_nonzero(action == Action.UNKNOWN)):
-        warnings.append(
-            f"entries of the trace with an unknown action were skipped: {invalid_count:,}"
-        )
-    return tuple(warnings)
 
 
 # Limit of the total size of all blocks: more than the memory of any machine, and still exact in float64.
@@ -182,24 +171,21 @@ def read_final_states(
         stack=tables.stack_ids(tree.column(handles, "frames")),
     )
     blocks, has_unknown_state = _read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
-    states = []
-    for device_rows in devices:
-        first_segment, end_segment = np.searchsorted(
-            device, [device_rows.device, device_rows.device + 1]
-        ).tolist()
-        block_slice = slice(*np.searchsorted(blocks.segment, [first_segment, end_segment]).tolist())
+    states: list[tuple[Segments, Blocks, Warnings]] = []
+    for rows in devices:
+        first, end = np.searchsorted(device, [rows.device, rows.device + 1]).tolist()
+        of_device = slice(*np.searchsorted(blocks.segment, [first, end]).tolist())
+        unknown_count = int(np.count_nonzero(has_unknown_state[of_device]))
         states.append(
             (
                 replace(
-                    take(segments, slice(first_segment, end_segment)),
-                    stream=device_rows.streams.number_streams(
-                        raw_streams[first_segment:end_segment]
-                    ),
+                    take(segments, slice(first, end)),
+                    stream=rows.streams.number_streams(raw_streams[first:end]),
                 ),
-                replace(
-                    take(blocks, block_slice), segment=blocks.segment[block_slice] - first_segment
-                ),
-                _block_warnings(has_unknown_state[block_slice]),
+                replace(take(blocks, of_device), segment=blocks.segment[of_device] - first),
+                (f"{unknown_count:,} blocks with an unknown state count as free",)
+                if unknown_count
+                else (),
             )
         )
     return states
@@ -213,49 +199,38 @@ def _read_blocks(
     tree.budget.spend_rows(len(handles))
     segment = np.repeat(np.arange(len(block_counts), dtype=np.int32), block_counts)
     size = _checked_sizes(tree, handles, "size", subject="block")
-    address = _block_addresses(tree, handles, segments, segment, size)
+    recorded_address, has_address = tree.integers(tree.column(handles, "address"))
+    # Files before torch 2.1 lack the addresses of blocks; their blocks are contiguous.
+    bytes_before = np.cumsum(size) - size
+    offset = bytes_before - bytes_before[np.searchsorted(segment, segment)]
+    address = np.where(
+        has_address,
+        recorded_address.view(np.uint64),
+        segments.address[segment] + offset.astype(np.uint64),
+    )
     _check_range(address.view(np.int64), size, subject="block")
     order = np.lexsort((address, segment))
     handles, address, size = handles[order], address[order], size[order]
-    last_history_entries = _last_history_entry(tree, tree.column(handles, "history"))
+    # The last entry of each block's history (before torch 2.1); 0 if there is none.
+    counts, entries = tree.children(tree.column(handles, "history"))
+    history = np.zeros(len(handles), np.uint64)
+    history[counts > 0] = entries[(np.cumsum(counts) - counts)[counts > 0]]
     states = tree.column(handles, "state")
     state = tables.codes(states, _BLOCK_STATE_BY_NAME, BlockState.INACTIVE)
+    requested, has_requested = tree.integers(tree.column(handles, "requested_size"))
+    real_size, has_real_size = tree.integers(_optional_column(tree, history, "real_size"))
+    requested = np.where(has_requested, requested, np.where(has_real_size, real_size, size))
     frames = tree.column(handles, "frames")
+    frames = np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
     blocks = Blocks(
         segment=segment,
         address=address,
         size=size,
-        requested=_requested_sizes(tree, handles, last_history_entries, size, state),
+        requested=np.where(state == BlockState.INACTIVE, 0, np.clip(requested, 0, size)),
         state=state,
-        stack=tables.stack_ids(
-            np.where(frames == 0, _optional_column(tree, last_history_entries, "frames"), frames)
-        ),
+        stack=tables.stack_ids(frames),
     )
     return blocks, tables.codes(states, _BLOCK_STATE_BY_NAME, _UNKNOWN_STATE) == _UNKNOWN_STATE
-
-
-def _requested_sizes(
-    tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes
-) -> Ints:
-    requested, has_requested = tree.integers(tree.column(handles, "requested_size"))
-    real_size, has_real_size = tree.integers(_optional_column(tree, history, "real_size"))
-    bytes_requested = np.where(has_requested, requested, np.where(has_real_size, real_size, size))
-    return np.where(state == BlockState.INACTIVE, 0, np.clip(bytes_requested, 0, size))
-
-
-def _block_warnings(has_unknown_state: Mask) -> Warnings:
-    if unknown_count := int(np.count_nonzero(has_unknown_state)):
-        return (f"{unknown_count:,} blocks with an unknown state count as free",)
-    return ()
-
-
-def _last_history_entry(tree: Tree, histories: Handles) -> Handles:
-    """Return the last entry of each block's history (before torch 2.1); 0 if there is none."""
-    counts, entries = tree.children(histories)
-    starts = np.cumsum(counts) - counts
-    newest_entry = np.zeros(len(histories), np.uint64)
-    newest_entry[counts > 0] = entries[starts[counts > 0]]
-    return newest_entry
 
 
 def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
@@ -263,17 +238,6 @@ def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
     is_present = handles != 0
     column_values[is_present] = tree.column(handles[is_present], key)
     return column_values
-
-
-def _block_addresses(
-    tree: Tree, handles: Handles, segments: Segments, segment: Ids, size: Ints
-) -> Addresses:
-    """Return block addresses. Files before torch 2.1 lack them; their blocks are contiguous."""
-    address, has_address = tree.integers(tree.column(handles, "address"))
-    bytes_before = np.cumsum(size) - size
-    first_of_segment = np.searchsorted(segment, segment)
-    offset = (bytes_before - bytes_before[first_of_segment]).astype(np.uint64)
-    return np.where(has_address, address.view(np.uint64), segments.address[segment] + offset)
 
 
 def _checked_sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> Ints:
@@ -389,7 +353,7 @@ class Tables:
 
     def _decode_stacks(self, handles: Handles) -> list[bytes]:
         counts, frames = self._tree.children(self._list_handles(handles))
-        frame_ids = self._frame_ids(frames)
+        frame_ids = self._table_ids(frames, self.frames, self._decode_frames)
         id_bytes, ends = frame_ids.tobytes(), np.cumsum(counts) * frame_ids.itemsize
         starts = ends - counts * frame_ids.itemsize
         return [
@@ -401,18 +365,13 @@ class Tables:
         is_list = [bool(handle) and self._tree.is_list(handle) for handle in handles.tolist()]
         return np.where(np.array(is_list, np.bool_), handles, np.uint64(0))
 
-    def _frame_ids(self, handles: Handles) -> Ids:
-        return self._table_ids(handles, self.frames, self._decode_frames)
-
     def _decode_frames(self, handles: Handles) -> list[Frame]:
-        self._tree.budget.spend_rows(3 * len(handles))
-        function_names = self._tree.texts(self._tree.column(handles, "name"))
-        files = self._tree.texts(self._tree.column(handles, "filename"))
-        lines, _ = self._tree.integers(self._tree.column(handles, "line"))
-        return [
-            Frame(*frame_fields)
-            for frame_fields in zip(function_names, files, lines.tolist(), strict=True)
-        ]
+        tree = self._tree
+        tree.budget.spend_rows(3 * len(handles))
+        names = tree.texts(tree.column(handles, "name"))
+        files = tree.texts(tree.column(handles, "filename"))
+        lines = tree.integers(tree.column(handles, "line"))[0].tolist()
+        return list(map(Frame, names, files, lines))
 
     def _decode_pools(self, handles: Handles) -> list[bytes]:
         self._tree.budget.spend_rows(len(handles))

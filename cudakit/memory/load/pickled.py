@@ -83,23 +83,19 @@ def read(content: bytes, budget: Budget | None = None, *, native: bool | None = 
             return NativeTree(content, budget)
         containers = sum(content.count(opcode) * size for opcode, size in _OBJECT_BYTES.items())
         budget.check_objects(containers + 4 * len(content))
-        return ObjectTree(_read_objects(content), budget)
+        # The garbage collector would visit all dictionaries repeatedly, and find no garbage.
+        gc_was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return ObjectTree(Machine(content).run(), budget)
+        finally:
+            if gc_was_enabled:
+                gc.enable()
     except ValueError as error:
         reason, offset = error.args
         if reason == "memory_limit":
             raise memory_error(budget.tree_bytes) from None
         raise _rejection(content, reason, offset) from None
-
-
-def _read_objects(content: bytes) -> Any:
-    # The garbage collector would visit all dictionaries repeatedly, and find no garbage.
-    gc_was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return Machine(content).run()
-    finally:
-        if gc_was_enabled:
-            gc.enable()
 
 
 def _rejection(content: bytes, reason: str, offset: int) -> SnapshotError:
@@ -108,35 +104,28 @@ def _rejection(content: bytes, reason: str, offset: int) -> SnapshotError:
             f"the file is truncated after {len(content):,} bytes: copying or writing it did not finish",
             hint=_HINT_COPY,
         )
-    opcode_name = _opcode_name(content[offset])
-    if reason == "opcode":
-        return SnapshotError(
-            f"byte {offset:,}: {_opcode_error(opcode_name)}", hint=SNAPSHOT_FILE.hint
-        )
-    suffix = "" if content.startswith(b"\x80") else ", or not a pickle"
-    return SnapshotError(
-        f"byte {offset:,}: opcode {opcode_name} {_DAMAGE_REASONS[reason]}: the file is damaged{suffix}",
-        hint=_HINT_COPY if not suffix else SNAPSHOT_FILE.hint,
-    )
-
-
-def _opcode_name(opcode: int) -> str:
     # Only errors need this table, and building it takes milliseconds.
     from pickletools import opcodes
 
-    opcode_names = {opcode_info.code: opcode_info.name for opcode_info in opcodes}
-    return opcode_names.get(chr(opcode), f"{opcode:#04x}")
-
-
-def _opcode_error(name: str) -> str:
-    if _CALLING_OPCODES.fullmatch(name):
-        return (
+    name = {ord(info.code): info.name for info in opcodes}.get(content[offset])
+    is_pickle = content.startswith(b"\x80")
+    hint = SNAPSHOT_FILE.hint
+    if name is None:
+        text = (
+            f"{content[offset]:#04x} is not an opcode: the file is not a pickle, or it is damaged"
+        )
+    elif reason != "opcode":
+        suffix = "" if is_pickle else ", or not a pickle"
+        text = f"opcode {name} {_DAMAGE_REASONS[reason]}: the file is damaged{suffix}"
+        hint = _HINT_COPY if is_pickle else hint
+    elif _CALLING_OPCODES.fullmatch(name):
+        text = (
             f"opcode {name} names or calls a class or function; "
             "a memory snapshot holds only plain data, so nothing was loaded"
         )
-    if name.startswith("0x"):
-        return f"{name} is not an opcode: the file is not a pickle, or it is damaged"
-    return f"opcode {name} makes an object that no memory snapshot holds, so nothing was loaded"
+    else:
+        text = f"opcode {name} makes an object that no memory snapshot holds, so nothing was loaded"
+    return SnapshotError(f"byte {offset:,}: {text}", hint=hint)
 
 
 # Return values of ``PickledTree.kind``.

@@ -1,14 +1,15 @@
 """Build a Snapshot from the tree of a file.
 
-This module, ``columns`` and ``host`` know PyTorch's keys: torch/csrc/cuda/memory_snapshot.cpp and
+This module and ``columns`` know PyTorch's keys: torch/csrc/cuda/memory_snapshot.cpp and
 c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that it had in the
 version that wrote the file; unknown keys are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from cudakit.memory.snapshot import (
     Annotation,
     Blocks,
     BlockState,
-    Codes,
     DeviceTrace,
     Events,
     Ints,
@@ -53,18 +53,18 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
 
     Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
     """
-    handle_by_key = _snapshot_parts(tree)
+    parts = _snapshot_parts(tree)
     tables = Tables(tree)
-    settings = valid_settings(_plain_part(tree, handle_by_key, "allocator_settings"))
-    devices = _device_traces(
-        tree, tables, handle_by_key, _overflow_flag(tree, handle_by_key, settings)
-    )
-    devices += _host_traces(tree, tables, handle_by_key)
+    settings = valid_settings(_plain_part(tree, parts, "allocator_settings"))
+    # Files of PyTorch builds that do not write this flag lack it.
+    key = "trace_alloc_overflowed"
+    overflow = _plain_part(tree, parts, key) if key in parts else settings.get(key)
+    devices = [
+        *_device_traces(tree, tables, parts, overflow),
+        *_host_traces(tree, tables, parts),
+    ]
     tables.spend_stacks(devices)
-    annotations, marks = (
-        _annotations(tree, tables, handle_by_key),
-        _marks(tree, tables, handle_by_key),
-    )
+    annotations, marks = _annotations(tree, tables, parts), _marks(tree, tables, parts)
     return Snapshot(
         source=source,
         format=file_format,
@@ -84,127 +84,106 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
 def _snapshot_parts(tree: Tree) -> dict[str, int]:
     # torch.cuda.memory_snapshot() and MemPool.snapshot() return a list of segments without a dictionary.
     if tree.is_list(tree.root):
-        handle_by_key = {"segments": tree.root}
         _, items = tree.children(_handle_array(tree.root))
-        if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
-            raise NotASnapshotError("it is a list, but not of memory segments")
-        return handle_by_key
-    handle_by_key = tree.members(tree.root)
-    if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):
-        if not handle_by_key:
+        with suppress(SnapshotError):
+            if len(items) and "total_size" in tree.members(int(items[0])):
+                return {"segments": tree.root}
+        raise NotASnapshotError("it is a list, but not of memory segments")
+    parts = tree.members(tree.root)
+    if not any(name in parts for name in _SNAPSHOT_KEYS):
+        if not parts:
             raise NotASnapshotError("its dictionary is empty")
-        key_names = ", ".join(sorted(handle_by_key)[:4])
+        key_names = ", ".join(sorted(parts)[:4])
         raise NotASnapshotError(f"its dictionary has other keys ({key_names[:80]})")
-    return handle_by_key
-
-
-def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
-    try:
-        return tree.members(handle)
-    except SnapshotError:
-        return ()
+    return parts
 
 
 def _device_traces(
-    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int], trace_overflow: object
-) -> list[DeviceTrace]:
-    counts, entries = tree.children(_list_part(tree, handle_by_key, "device_traces"))
-    segments = _list_part(tree, handle_by_key, "segments")
-    devices = [
-        DeviceRows(ordinal, _entries_of(counts, ordinal), StreamNumbers())
-        for ordinal in _device_ordinals(counts, segment_devices(tree, segments))
-    ]
-    events = read_events(tree, tables, entries, devices)
-    final_states = read_final_states(tree, tables, segments, devices)
-    return [
-        _device_trace(
-            device_rows,
-            device_events,
-            final_state,
-            flag_of_device(trace_overflow, device_rows.device),
-        )
-        for device_rows, device_events, final_state in zip(
-            devices, events, final_states, strict=True
-        )
-    ]
-
-
-def _device_trace(
-    rows: DeviceRows,
-    events: tuple[Events, Warnings],
-    final_state: tuple[Segments, Blocks, Warnings],
-    overflowed: bool | None = None,
-) -> DeviceTrace:
-    (trace_events, event_warnings), (segments, blocks, state_warnings) = events, final_state
-    warnings = event_warnings + state_warnings
-    return DeviceTrace(
-        rows.device, trace_events, segments, blocks, rows.streams.raw_streams, overflowed, warnings
-    )
-
-
-def _device_ordinals(counts: Ints, segment_device: Ints) -> list[int]:
-    """Return the devices that have events or segments; [0] if no device has any."""
-    used_ordinals = {*np.flatnonzero(counts).tolist(), *np.unique(segment_device).tolist()}
-    ordinals = sorted(used_ordinals) or [0]
-    for ordinal in (ordinals[0], ordinals[-1]):
+    tree: Tree, tables: Tables, parts: Mapping[str, int], overflow: object
+) -> Iterator[DeviceTrace]:
+    counts, entries = tree.children(_list_part(tree, parts, "device_traces"))
+    segments = _list_part(tree, parts, "segments")
+    # The devices that have events or segments.
+    used = {
+        *np.flatnonzero(counts).tolist(),
+        *np.unique(segment_devices(tree, segments)).tolist(),
+    } or {0}
+    for ordinal in (min(used), max(used)):
         if not 0 <= ordinal < _MAX_DEVICES:
             raise SnapshotError(
                 f"the file has a device {ordinal}, which is impossible: it is damaged"
             )
-    return ordinals
-
-
-def _entries_of(counts: Ints, ordinal: int) -> slice:
-    """Return the range of a device's entries in the concatenated traces."""
-    if ordinal >= len(counts):
-        return slice(0, 0)
-    end = int(counts[: ordinal + 1].sum())
-    return slice(end - int(counts[ordinal]), end)
-
-
-def _host_traces(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> list[DeviceTrace]:
-    entries = host_entries(tree, _list_part(tree, handle_by_key, "host_traces"))
-    segments = _list_part(tree, handle_by_key, "host_segments")
-    if not len(entries) and not len(segments):
-        return []
-    device_rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
-    (events,) = read_events(tree, tables, entries, [device_rows])
-    state = read_host_state(tree, tables, device_rows.streams, segments)
-    return [_device_trace(device_rows, events, state)]
-
-
-def _annotations(
-    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]
-) -> tuple[Annotation, ...]:
-    """Return the starts and ends of named ranges; entries without stage or time are ignored."""
-    handles = _list_part(tree, handle_by_key, "external_annotations")
-    tree.budget.spend_rows(len(handles))
-    stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
-    times, has_time = _parse_numbers(tree, tree.column(handles, "time_us"))
-    usable_rows = np.flatnonzero(has_time & (stages != 2))
-    handles, times, stages = handles[usable_rows], times[usable_rows], stages[usable_rows]
-    range_names = tables.text_ids(tree.column(handles, "name")).tolist()
-    devices, _ = _parse_numbers(tree, tree.column(handles, "device"))
-    texts = tuple(tables.texts)
-    return tuple(
-        Annotation(texts[name_id], is_start == 1, device, time_us)
-        for name_id, is_start, device, time_us in zip(
-            range_names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
+    ends = [0, *np.cumsum(counts).tolist()]
+    devices = [
+        DeviceRows(
+            device,
+            slice(*ends[device : device + 2]) if device < len(counts) else slice(0),
+            StreamNumbers(),
         )
+        for device in sorted(used)
+    ]
+    events = read_events(tree, tables, entries, devices)
+    final_states = read_final_states(tree, tables, segments, devices)
+    for rows, device_events, final_state in zip(devices, events, final_states, strict=True):
+        has_overflowed = flag_of_device(overflow, rows.device)
+        yield _device_trace(rows, device_events, final_state, has_overflowed)
+
+
+def _device_trace(
+    rows: DeviceRows,
+    events_and_warnings: tuple[Events, Warnings],
+    final_state: tuple[Segments, Blocks, Warnings],
+    overflowed: bool | None = None,
+) -> DeviceTrace:
+    (events, event_warnings), (segments, blocks, state_warnings) = events_and_warnings, final_state
+    warnings = event_warnings + state_warnings
+    return DeviceTrace(
+        rows.device, events, segments, blocks, rows.streams.raw_streams, overflowed, warnings
     )
 
 
-def _marks(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> tuple[Mark, ...]:
+def _host_traces(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> Iterator[DeviceTrace]:
+    traces = _list_part(tree, parts, "host_traces")
+    # A list of entries or, as for devices, of such lists.
+    is_nested = len(traces) > 0 and tree.is_list(int(traces[0]))
+    entries = tree.children(traces)[1] if is_nested else traces
+    segments = _list_part(tree, parts, "host_segments")
+    if len(entries) or len(segments):
+        rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
+        (events,) = read_events(tree, tables, entries, [rows])
+        state = read_host_state(tree, tables, rows.streams, segments)
+        yield _device_trace(rows, events, state)
+
+
+def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
+    """Return the starts and ends of named ranges; entries without stage or time are ignored."""
+    handles = _list_part(tree, parts, "external_annotations")
+    tree.budget.spend_rows(len(handles))
+    stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
+    times, has_time = _parse_numbers(tree, tree.column(handles, "time_us"))
+    usable = np.flatnonzero(has_time & (stages != 2))
+    names = tables.text_ids(tree.column(handles[usable], "name")).tolist()
+    devices, _ = _parse_numbers(tree, tree.column(handles[usable], "device"))
+    texts = tuple(tables.texts)
+    columns = (names, stages[usable].tolist(), devices.tolist(), times[usable].tolist())
+    return tuple(
+        Annotation(texts[name], stage == 1, device, time_us)
+        for name, stage, device, time_us in zip(*columns, strict=True)
+    )
+
+
+def _marks(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Mark, ...]:
     """Return the marks that ``run --memory`` recorded; entries without a time are ignored."""
-    handles = _list_part(tree, handle_by_key, _MARKS_KEY)
+    handles = _list_part(tree, parts, _MARKS_KEY)
     tree.budget.spend_rows(len(handles))
     times, has_time = tree.integers(tree.column(handles, "time_us"))
-    handles, times = handles[has_time], times[has_time]
-    mark_names = tables.text_ids(tree.column(handles, "name")).tolist()
-    devices, _ = tree.integers(tree.column(handles, "device"))
+    names = tables.text_ids(tree.column(handles[has_time], "name")).tolist()
+    devices, _ = tree.integers(tree.column(handles[has_time], "device"))
     texts = tuple(tables.texts)
-    mark_rows = zip(mark_names, devices.tolist(), times.tolist(), strict=True)
-    return tuple(Mark(texts[name_id], device, time_us) for name_id, device, time_us in mark_rows)
+    columns = (names, devices.tolist(), times[has_time].tolist())
+    return tuple(
+        Mark(texts[name], device, time_us) for name, device, time_us in zip(*columns, strict=True)
+    )
 
 
 def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
@@ -217,20 +196,12 @@ def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
     return numbers, is_integer
 
 
-def _overflow_flag(
-    tree: Tree, handle_by_key: Mapping[str, int], settings: Mapping[str, Any]
-) -> object:
-    """Return the flag that old events were dropped; None in files of PyTorch builds that do not write it."""
-    key = "trace_alloc_overflowed"
-    return _plain_part(tree, handle_by_key, key) if key in handle_by_key else settings.get(key)
+def _plain_part(tree: Tree, parts: Mapping[str, int], key: str) -> object:
+    return tree.plain_object(parts[key]) if key in parts else None
 
 
-def _plain_part(tree: Tree, handle_by_key: Mapping[str, int], key: str) -> object:
-    return tree.plain_object(handle_by_key[key]) if key in handle_by_key else None
-
-
-def _list_part(tree: Tree, handle_by_key: Mapping[str, int], key: str) -> Handles:
-    return tree.children(_handle_array(handle_by_key.get(key, 0)))[1]
+def _list_part(tree: Tree, parts: Mapping[str, int], key: str) -> Handles:
+    return tree.children(_handle_array(parts.get(key, 0)))[1]
 
 
 def _handle_array(handle: int) -> Handles:
@@ -284,19 +255,25 @@ _ACTIVE_KEYS = ("active", "active_size", "is_active")
 _POOL_KEYS = ("segment_pool_id", "pool_id")
 
 
-def host_entries(tree: Tree, traces: Handles) -> Handles:
-    """Return the entries of the host trace, which is a list of entries or, as for devices, of such lists."""
-    is_nested = len(traces) > 0 and tree.is_list(int(traces[0]))
-    return tree.children(traces)[1] if is_nested else traces
-
-
 def read_host_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
 ) -> tuple[Segments, Blocks, Warnings]:
     """Return the host segments; each is one block."""
     tree.budget.spend_rows(len(handles))
-    handles, address, size, warnings = _valid_segments(tree, handles)
-    states, state_warnings = _block_states(tree, handles)
+    address, has_address = _integers(tree, handles, _ADDRESS_KEYS)
+    size, has_size = _integers(tree, handles, _SIZE_KEYS)
+    usable = np.flatnonzero(has_address & has_size & is_range(address, size))
+    usable = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
+    skipped_count = len(handles) - len(usable)
+    handles, address, size = handles[usable], address[usable], size[usable]
+    in_use, has_use = _integers(tree, handles, _IN_USE_KEYS)
+    active, has_active = _integers(tree, handles, _ACTIVE_KEYS)
+    has_state = has_use | has_active
+    states = np.select(
+        [(in_use != 0) | ~has_state, active != 0],
+        [BlockState.ALLOCATED, BlockState.PENDING_FREE],
+        BlockState.INACTIVE,
+    ).astype(np.uint8)
     stack_ids = tables.stack_ids(tree.column(handles, "frames"))
     segments = Segments(
         address=address.view(np.uint64),
@@ -315,37 +292,14 @@ def read_host_state(
         state=states,
         stack=stack_ids,
     )
-    return segments, blocks, warnings + state_warnings
-
-
-def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, Warnings]:
-    """Return the segments with a valid address and size, by address."""
-    address, has_address = _integers(tree, handles, _ADDRESS_KEYS)
-    size, has_size = _integers(tree, handles, _SIZE_KEYS)
-    usable_rows = np.flatnonzero(has_address & has_size & is_range(address, size))
-    sorted_rows = usable_rows[np.argsort(address[usable_rows].view(np.uint64), kind="stable")]
-    skipped_count = len(handles) - len(sorted_rows)
-    warning = f"{skipped_count:,} host segments without a valid address or size were skipped"
-    return (
-        handles[sorted_rows],
-        address[sorted_rows],
-        size[sorted_rows],
-        (warning,) if skipped_count else (),
-    )
-
-
-def _block_states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
-    in_use_flags, has_use = _integers(tree, handles, _IN_USE_KEYS)
-    active_flags, has_active = _integers(tree, handles, _ACTIVE_KEYS)
-    has_state = has_use | has_active
-    states = np.select(
-        [(in_use_flags != 0) | ~has_state, active_flags != 0],
-        [BlockState.ALLOCATED, BlockState.PENDING_FREE],
-        BlockState.INACTIVE,
-    )
-    stateless_count = int(np.count_nonzero(~has_state))
-    warning = f"{stateless_count:,} host segments without a state count as in use"
-    return states.astype(np.uint8), (warning,) if stateless_count else ()
+    warnings = []
+    if skipped_count:
+        warnings.append(
+            f"{skipped_count:,} host segments without a valid address or size were skipped"
+        )
+    if stateless_count := int(np.count_nonzero(~has_state)):
+        warnings.append(f"{stateless_count:,} host segments without a state count as in use")
+    return segments, blocks, tuple(warnings)
 
 
 def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints, Mask]:

@@ -12,7 +12,8 @@ from cudakit.report.document import Column, Node, Section, Stack, Table, Text, V
 from cudakit.stacks import Frame
 
 _T = TypeVar("_T")
-_ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]  # kind of a Column
+# A column of a table: its title, its kind, and the function that returns the value of an item.
+ColumnSpec: TypeAlias = tuple[str, Literal["number", "text", "stack", "bar"], Callable[[_T], Value]]
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
@@ -68,14 +69,10 @@ def _mark_distinct_frames(nodes: Iterable[Node]) -> tuple[Node, ...]:
     All tables are compared together, so that a call stack has the same name in each of them.
     """
     listed_nodes = tuple(nodes)
-    distinct_indices = _distinct_indices(set(_table_stacks(listed_nodes)))
+    indices = _distinct_indices(set(_table_stacks(listed_nodes)))
 
     def marked_cell(cell: Value) -> Value:
-        return (
-            replace(cell, distinct_index=distinct_indices[cell])
-            if isinstance(cell, Stack)
-            else cell
-        )
+        return replace(cell, distinct_index=indices[cell]) if isinstance(cell, Stack) else cell
 
     def marked_node(node: Node) -> Node:
         if isinstance(node, Section):
@@ -104,50 +101,35 @@ def _distinct_indices(stacks: Iterable[Stack]) -> dict[Stack, int | None]:
     for stack in stacks:
         innermost_function = stack.frames[0].name if stack.site else None
         groups[stack.frames[stack.site], innermost_function].append(stack)
-    distinct_indices = {}
-    for similar_stacks in groups.values():
-        frame_counts = Counter(
-            position for stack in similar_stacks for position in enumerate(stack.frames)
-        )
-        for stack in similar_stacks:
-            distinct_indices[stack] = _rarest_frame(stack, frame_counts, len(similar_stacks))
+    distinct_indices: dict[Stack, int | None] = {}
+    for similar in groups.values():
+        counts = Counter(position for stack in similar for position in enumerate(stack.frames))
+        for stack in similar:
+            # The innermost of the frames that the fewest of the similar stacks share. None if all of them
+            # share the frames of this stack: it is the only one, or the beginning of the others.
+            fewest = len(similar)
+            distinct_indices[stack] = None
+            for index, frame in enumerate(stack.frames):
+                if index != stack.site and counts[index, frame] < fewest:
+                    distinct_indices[stack], fewest = index, counts[index, frame]
     return distinct_indices
 
 
-def _rarest_frame(
-    stack: Stack, frame_counts: Counter[tuple[int, Frame]], stack_count: int
-) -> int | None:
-    """Return the index of the innermost of the frames that the fewest of the similar stacks share.
-
-    None if all of them share the frames of this stack: it is the only one, or the beginning of the others.
-    """
-    rarest_index, smallest_count = None, stack_count
-    for position in enumerate(stack.frames):
-        if position[0] != stack.site and frame_counts[position] < smallest_count:
-            rarest_index, smallest_count = position[0], frame_counts[position]
-    return rarest_index
-
-
 def table(
-    columns: Sequence[tuple[str, _ColumnKind, Callable[[_T], Value]]],
+    columns: Sequence[ColumnSpec[_T]],
     items: Iterable[_T],
     caption: str = "",
 ) -> Table:
-    """Return a table with a row per item; a column has a title, a kind, and a function of an item."""
-    listed_items = list(items)
-    cells = [[value_of(item) for item in listed_items] for _, _, value_of in columns]
+    """Return a table with a row per item."""
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
-        tuple(
-            tuple(cell_column[row_index] for cell_column in cells)
-            for row_index in range(len(listed_items))
-        ),
+        tuple(tuple(value_of(item) for _, _, value_of in columns) for item in items),
         caption,
     )
 
 
 def limited_table(
-    columns: Sequence[tuple[str, _ColumnKind, Callable[[_T], Value]]],
+    columns: Sequence[ColumnSpec[_T]],
     items: Sequence[_T],
     top: int,
     names: tuple[str, str] = ("call stack", "call stacks"),
@@ -156,10 +138,7 @@ def limited_table(
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     listed_items = items if top == 0 else items[:top]
-    omitted_count, (singular, plural) = len(items) - len(listed_items), names
-    omitted_note = (
-        f"{omitted_count:,} more {singular if omitted_count == 1 else plural}: --top 0 shows all."
-        if omitted_count
-        else ""
-    )
-    return table(columns, listed_items, " ".join(filter(None, (omitted_note, caption))))
+    if omitted_count := len(items) - len(listed_items):
+        noun = names[omitted_count != 1]
+        caption = f"{omitted_count:,} more {noun}: --top 0 shows all. {caption}".rstrip()
+    return table(columns, listed_items, caption)

@@ -22,6 +22,7 @@ from cudakit.memory.result import (
     DeviceMemory,
     DiffRow,
     Leak,
+    Line,
     Oom,
     Peak,
     ReplayedRemedy,
@@ -56,20 +57,7 @@ def answer(device: DeviceMemory) -> Iterator[Note]:
 
 def _state_note(device: DeviceMemory) -> Note:
     if device.ooms:
-        oom, earlier_count = device.ooms[-1], len(device.ooms) - 1
-        earlier_text = (
-            f" ({earlier_count:,} earlier allocation{'s' * (earlier_count > 1)} failed too.)"
-            if earlier_count
-            else ""
-        )
-        return Note(
-            "error",
-            f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)}{_failure_place(device, oom)}:"
-            f" {format_bytes(oom.state.active_bytes)} in use,"
-            f" {format_bytes(oom.state.reserved_bytes)} reserved,"
-            f" {format_bytes(oom.device_free_bytes)}{_device_share_text(oom)}.{earlier_text}",
-        )
+        return Note("error", _failure_sentence(device, device.ooms[-1]))
     if device.leaks:
         return Note("warn", growth_sentence(device))
     peak = device.peak
@@ -93,6 +81,24 @@ def _state_note(device: DeviceMemory) -> Note:
     return Note(
         "ok",
         f"No allocation failed, and no call stack holds more memory after each step: {size_text}.",
+    )
+
+
+def _failure_sentence(device: DeviceMemory, oom: Oom) -> str:
+    total_text = (
+        f" ({format_bytes(oom.device_total_bytes)} in total)" if oom.device_total_bytes else ""
+    )
+    limit_text = ", but beyond the memory limit of this process" if oom.limited else ""
+    earlier_count, earlier_text = len(device.ooms) - 1, ""
+    if earlier_count:
+        plural = "s" * (earlier_count > 1)
+        earlier_text = f" ({earlier_count:,} earlier allocation{plural} failed too.)"
+    return (
+        f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
+        f" {format_count(oom.event)}{_failure_place(device, oom)}:"
+        f" {format_bytes(oom.state.active_bytes)} in use,"
+        f" {format_bytes(oom.state.reserved_bytes)} reserved,"
+        f" {format_bytes(oom.device_free_bytes)} free on the device{total_text}{limit_text}.{earlier_text}"
     )
 
 
@@ -124,27 +130,16 @@ def in_annotation(oom_or_peak: Oom | Peak) -> str:
 
     For example: `` in annotation 'step 7 / backward' after mark 'warm-up ended'``.
     """
-    inner_names = [_shortened(name) for name in oom_or_peak.ranges[-_MAX_SHOWN_RANGES:]]
-    outer_names = ["…"] if len(oom_or_peak.ranges) > len(inner_names) else []
-    annotation_text = (
-        f" in annotation '{' / '.join(outer_names + inner_names)}'" if inner_names else ""
-    )
-    mark_text = (
-        f" after mark '{_shortened(oom_or_peak.last_mark)}'" if oom_or_peak.last_mark else ""
-    )
-    return annotation_text + mark_text
+    names = [_shortened(name) for name in oom_or_peak.ranges[-_MAX_SHOWN_RANGES:]]
+    if len(oom_or_peak.ranges) > len(names):
+        names.insert(0, "…")
+    annotation_text = f" in annotation '{' / '.join(names)}'" if names else ""
+    mark = oom_or_peak.last_mark
+    return annotation_text + (f" after mark '{_shortened(mark)}'" if mark else "")
 
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 1]}…"
-
-
-def _device_share_text(oom: Oom) -> str:
-    total_text = (
-        f" ({format_bytes(oom.device_total_bytes)} in total)" if oom.device_total_bytes else ""
-    )
-    limit_text = ", but beyond the memory limit of this process" if oom.limited else ""
-    return f" free on the device{total_text}{limit_text}"
 
 
 def rising_sentence(device: DeviceMemory) -> str:
@@ -166,33 +161,32 @@ def growth_sentence(device: DeviceMemory) -> str:
     return f"{leak_count:,} call stacks together hold {growth_text} more memory after each step."
 
 
-def _cause_name(cause: Cause) -> str:
-    return cause.id.replace("_", " ")
-
-
-def _cause_line(cause: Cause) -> str:
-    """Return a cause in one line: its name, then its sentence, which may end with the name in parentheses."""
-    cause_name = _cause_name(cause)
-    return f"{cause_name}: {cause.sentence.removesuffix(f' ({cause_name})')}"
+def _cause_text(cause: Cause) -> tuple[str, str]:
+    """Return the name of a cause, and its sentence, which may end with the name in parentheses."""
+    name = cause.id.replace("_", " ")
+    return name, cause.sentence.removesuffix(f" ({name})")
 
 
 def _cause_note(device: DeviceMemory) -> str:
     if device.ooms:
-        cause = device.ooms[-1].causes[0]
-        cause_name = _cause_name(cause)
-        return f"Cause ({cause_name}): {cause.sentence.removesuffix(f' ({cause_name})')}."
+        name, sentence = _cause_text(device.ooms[-1].causes[0])
+        return f"Cause ({name}): {sentence}."
     if device.leaks:
         leak = device.leaks[0]
-        site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
-        return f"Largest growth: {site_text}, {format_bytes(leak.bytes)} in use at the last step boundary."
+        size_text = format_bytes(leak.bytes)
+        return f"Largest growth: {_site_text(leak)}, {size_text} in use at the last step boundary."
     if not device.lines:
         return f"No memory is in use {moment_name(device)}."
-    largest_line = device.lines[0]
-    site_text = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
-    size_text, share_text = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
-    return (
-        f"Largest call site {moment_name(device)}: {site_text}, {size_text} in use ({share_text})."
-    )
+    return f"Largest call site {moment_name(device)}: {_line_text(device.lines[0], 'in use ')}."
+
+
+def _site_text(row: Leak | DiffRow) -> str:
+    return site_name(row.stack[row.site]) if row.stack else NO_STACK
+
+
+def _line_text(line: Line, use: str = "") -> str:
+    site_text = NO_STACK if line.frame is None else site_name(line.frame)
+    return f"{site_text}, {format_bytes(line.bytes)} {use}({format_ratio(line.share)})"
 
 
 def _action_note(device: DeviceMemory) -> str:
@@ -217,13 +211,24 @@ def _action_note(device: DeviceMemory) -> str:
 
 def reliability(device: DeviceMemory) -> Iterator[Note]:
     """Yield notes: whether the trace and the final state agree, and how to record a better file."""
-    if device.exact:
-        yield Note("ok", _exact_sentence(device))
-    else:
+    name, events_text = device_name(device), f"{device.events:,} event{'s' * (device.events != 1)}"
+    curves = device.history.curves
+    if not device.exact:
         yield Note(
             "warn",
-            _inexact_sentence(device),
+            f"{name}: {_disagreement(device, events_text)}.",
             remedies=("figures at the end are exact; earlier ones may be wrong",),
+        )
+    elif not device.events:
+        yield Note("ok", f"{name}: state at the end, without a trace.")
+    else:
+        start_text = "no memory in use"
+        if curves.active[0]:
+            start_text = "memory in use"
+        elif curves.reserved[0]:
+            start_text = f"{format_bytes(int(curves.reserved[0]))} reserved, but not in use"
+        yield Note(
+            "ok", f"{name}: {events_text}, starting with {start_text}; trace and final state agree."
         )
     for warning in device.health.warnings:
         yield Note("warn", warning)
@@ -232,42 +237,16 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
         yield Note("info", advice)
 
 
-def _exact_sentence(device: DeviceMemory) -> str:
-    if not device.events:
-        return f"{device_name(device)}: state at the end, without a trace."
-    return (
-        f"{device_name(device)}: {_events_text(device)}, starting {_first_state_text(device)}; trace and"
-        " final state agree."
-    )
-
-
-def _first_state_text(device: DeviceMemory) -> str:
-    curves = device.history.curves
-    if curves.active[0]:
-        return "with memory in use"
-    if curves.reserved[0]:
-        return f"with {format_bytes(int(curves.reserved[0]))} reserved, but not in use"
-    return "with no memory in use"
-
-
-def _inexact_sentence(device: DeviceMemory) -> str:
-    contradictions = device.health.contradictions
+def _disagreement(device: DeviceMemory, events_text: str) -> str:
     contradiction_texts = ", ".join(
         f"{count:,} {nouns[count != 1]}"
         for field, nouns in _CONTRADICTIONS.items()
-        if (count := getattr(contradictions, field))
+        if (count := getattr(device.health.contradictions, field))
     )
     if not contradiction_texts:
-        return f"{device_name(device)}: {_events_text(device)}; invalid entries of the trace were skipped."
+        return f"{events_text}; invalid entries of the trace were skipped"
     times_text = "once" if device.inconsistencies == 1 else f"{device.inconsistencies:,} times"
-    return (
-        f"{device_name(device)}: the trace of {_events_text(device)} and the final state disagree"
-        f" {times_text} ({contradiction_texts})."
-    )
-
-
-def _events_text(device: DeviceMemory) -> str:
-    return "1 event" if device.events == 1 else f"{device.events:,} events"
+    return f"the trace of {events_text} and the final state disagree {times_text} ({contradiction_texts})"
 
 
 # One and several contradictions of each kind; the keys are the fields of Contradictions.
@@ -322,7 +301,7 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Note(
             "info",
             "Causes, the root cause first:",
-            remedies=tuple(map(_cause_line, oom.causes)),
+            remedies=tuple(": ".join(_cause_text(cause)) for cause in oom.causes),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
         yield from _replay_table(oom, is_last=oom is device.ooms[-1])
@@ -340,29 +319,26 @@ def _replay_table(oom: Oom, *, is_last: bool) -> Iterator[Node]:
         return
     yield table(
         (
-            ("replayed with", "text", lambda replayed: Text(_change_name(replayed))),
+            ("replayed with", "text", lambda replay: Text(_change_name(replay))),
             (
                 "the failed request",
                 "text",
-                lambda replayed: Text("succeeds" if replayed.helps else "fails"),
+                lambda replay: Text("succeeds" if replay.helps else "fails"),
             ),
-            ("peak reserved", "number", lambda replayed: Bytes(replayed.peak_reserved_bytes)),
+            ("peak reserved", "number", lambda replay: Bytes(replay.peak_reserved_bytes)),
         ),
         oom.replays,
         'Rows marked "program:" replay a change of the program, not a setting.'
-        if any(map(_changes_program, oom.replays))
+        if any(_change_name(replay) != replay.change for replay in oom.replays)
         else "",
     )
     if sentence := replays_sentence(oom):
         yield Note("info", sentence)
 
 
-def _change_name(replayed: ReplayedRemedy) -> str:
-    return f"program: {replayed.change}" if _changes_program(replayed) else replayed.change
-
-
-def _changes_program(replayed: ReplayedRemedy) -> bool:
-    return replayed.settings is None and replayed.cause == "fragmentation"
+def _change_name(replay: ReplayedRemedy) -> str:
+    is_of_program = replay.settings is None and replay.cause == "fragmentation"
+    return f"program: {replay.change}" if is_of_program else replay.change
 
 
 # --- several devices -------------------------------------------------------------------------------
@@ -395,18 +371,19 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
 
 def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
     """Return a sentence on a rank whose peak is much higher, because work is unbalanced; "" if none is."""
-    sorted_peaks = sorted(device.peak.requested_bytes for device in devices)
-    median_peak = sorted_peaks[len(sorted_peaks) // 2]
-    highest_device = max(devices, key=lambda device: device.peak.requested_bytes)
-    relative_excess = highest_device.peak.requested_bytes / median_peak - 1 if median_peak else 0.0
-    if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
+    peaks = sorted(device.peak.requested_bytes for device in devices)
+    median_peak = peaks[len(peaks) // 2]
+    excess = peaks[-1] / median_peak - 1 if median_peak else 0.0
+    if len(devices) < 3 or excess < _MIN_OUTLIER_EXCESS:
         return ""
-    device_text = f"{highest_device.file} {device_name(highest_device)}"
-    if relative_excess >= 1:
-        excess_text = f"{1 + relative_excess:.1f} times the median"
-    else:
-        excess_text = f"{relative_excess:.0%} above the median"
-    return f"The peak of {device_text} is {excess_text} of the requested peaks in this table."
+    excess_text = f"{excess:.0%} above the median"
+    if excess >= 1:
+        excess_text = f"{1 + excess:.1f} times the median"
+    highest = max(devices, key=lambda device: device.peak.requested_bytes)
+    return (
+        f"The peak of {highest.file} {device_name(highest)} is {excess_text} of the requested peaks in this"
+        " table."
+    )
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -423,33 +400,25 @@ def totals(device: DeviceMemory) -> Table:
         )
         states.insert(0, (title, device.at.state))
     peak = device.peak
-    no_value = Text("")
     # Rows of the table: title, function that returns the value at a moment, and maximum over the trace.
-    table_rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
+    rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
         (
             "allocated",
-            lambda s: Bytes(s.allocated_bytes, s.allocated_is_derived),
+            lambda state: Bytes(state.allocated_bytes, state.allocated_is_derived),
             Bytes(peak.highest_allocated_bytes, peak.allocated_is_derived),
         ),
-        ("requested", lambda s: Bytes(s.requested_bytes), Bytes(peak.requested_bytes)),
-        ("pending free", lambda s: Bytes(s.pending_free_bytes), no_value),
-        ("reserved", lambda s: Bytes(s.reserved_bytes), Bytes(peak.highest_reserved_bytes)),
-        ("segments", lambda s: Count(s.segments), no_value),
-        ("blocks in use", lambda s: Count(s.blocks), no_value),
+        ("requested", lambda state: Bytes(state.requested_bytes), Bytes(peak.requested_bytes)),
+        ("pending free", lambda state: Bytes(state.pending_free_bytes), Text("")),
+        ("reserved", lambda state: Bytes(state.reserved_bytes), Bytes(peak.highest_reserved_bytes)),
+        ("segments", lambda state: Count(state.segments), Text("")),
+        ("blocks in use", lambda state: Count(state.blocks), Text("")),
     )
+    titles = [title for title, _ in states] + ["maximum"] * bool(device.events)
     return Table(
-        columns=(
-            Column("", "text"),
-            *(Column(title, "number") for title, _ in states),
-            *((Column("maximum", "number"),) if device.events else ()),
-        ),
+        columns=(Column("", "text"), *(Column(title, "number") for title in titles)),
         rows=tuple(
-            (
-                Text(row_title),
-                *(value_at(state) for _, state in states),
-                *((highest_bytes,) if device.events else ()),
-            )
-            for row_title, value_at, highest_bytes in table_rows
+            (Text(title), *(value_at(state) for _, state in states), maximum)[: 1 + len(titles)]
+            for title, value_at, maximum in rows
         ),
         caption=_totals_caption(device, [state for _, state in states]),
     )
@@ -510,17 +479,21 @@ def evidence(device: DeviceMemory) -> tuple[str, ...]:
         return tuple(_failure_evidence(device.ooms[-1]))
     if device.leaks:
         return tuple(
-            _growth_evidence(leak, device.steps.count)
+            f"{_site_text(leak)}: from {format_bytes(leak.growth[0])} to {format_bytes(leak.growth[-1])} over"
+            f" {format_count(device.steps.count)} moments between steps, {format_bytes(leak.bytes_per_step)}"
+            " per step"
             for leak in device.leaks[:_MAX_EVIDENCE_LINES]
         )
     if device.steps.rising:
-        return tuple(map(_rise_evidence, device.steps.site_growth[:_MAX_EVIDENCE_LINES]))
+        return tuple(
+            f"{_site_text(row)}: {format_bytes(row.before_bytes)} at the peak of the first step,"
+            f" {format_bytes(row.after_bytes)} at the peak of the last one"
+            for row in device.steps.site_growth[:_MAX_EVIDENCE_LINES]
+        )
     # The sentence of the cause names the largest call site already.
-    lines = device.lines[1:_MAX_EVIDENCE_LINES]
     return tuple(
-        f"next {moment_name(device)}: {NO_STACK if line.frame is None else site_name(line.frame)},"
-        f" {format_bytes(line.bytes)} ({format_ratio(line.share)})"
-        for line in lines
+        f"next {moment_name(device)}: {_line_text(line)}"
+        for line in device.lines[1:_MAX_EVIDENCE_LINES]
     )
 
 
@@ -528,9 +501,9 @@ def recommended_settings(device: DeviceMemory) -> str:
     """Return the recommended settings as the assignment of a shell variable; "" if none is recommended."""
     variable = device.snapshot.calls.settings_variable
     for oom in device.ooms[-1:]:
-        for remedy_replay in oom.replays:
-            if remedy_replay.recommended and remedy_replay.settings is not None:
-                return f"{variable}={shlex.quote(remedy_replay.settings)}"
+        for replay in oom.replays:
+            if replay.recommended and replay.settings is not None:
+                return f"{variable}={shlex.quote(replay.settings)}"
     return ""
 
 
@@ -541,7 +514,7 @@ def _failure_evidence(oom: Oom) -> Iterator[str]:
         f" free block {format_bytes(oom.largest_hole_bytes)}"
     )
     yield from (f"another cause: {cause.sentence}" for cause in oom.causes[1:])
-    helpful_changes = [remedy_replay.change for remedy_replay in oom.replays if remedy_replay.helps]
+    helpful_changes = [replay.change for replay in oom.replays if replay.helps]
     if sentence := replays_sentence(oom):
         yield sentence.removesuffix(".")
     elif helpful_changes:
@@ -549,19 +522,3 @@ def _failure_evidence(oom: Oom) -> Iterator[str]:
             f"of {format_count(len(oom.replays))} changes that were replayed, {len(helpful_changes)} let the"
             f" request succeed: {', '.join(helpful_changes)}"
         )
-
-
-def _growth_evidence(leak: Leak, step_count: int) -> str:
-    site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
-    return (
-        f"{site_text}: from {format_bytes(leak.growth[0])} to {format_bytes(leak.growth[-1])} over"
-        f" {format_count(step_count)} moments between steps, {format_bytes(leak.bytes_per_step)} per step"
-    )
-
-
-def _rise_evidence(row: DiffRow) -> str:
-    site_text = site_name(row.stack[row.site]) if row.stack else NO_STACK
-    return (
-        f"{site_text}: {format_bytes(row.before_bytes)} at the peak of the first step,"
-        f" {format_bytes(row.after_bytes)} at the peak of the last one"
-    )

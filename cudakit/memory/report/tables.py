@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 
 from cudakit.memory.growth import evenly_spaced
 from cudakit.memory.report.rows import (
     NO_STACK,
+    ColumnSpec,
     limited_table,
     moment_name,
     stack_value,
@@ -36,46 +38,38 @@ from cudakit.report.document import (
 )
 from cudakit.units import Unavailable, capitalized, format_bytes, format_count, format_ratio
 
+# The bytes, the share and the number of the blocks of a Holder, Line or Group.
+_USE_COLUMNS: Final[tuple[ColumnSpec[Any], ...]] = (
+    ("in use", "number", lambda row: Bytes(row.bytes)),
+    ("share", "bar", lambda row: Ratio(row.share)),
+    ("blocks", "number", lambda row: Count(row.count)),
+)
+
 
 def memory_in_use(device: DeviceMemory, top: int) -> Section:
     """List the call sites and the call stacks that hold most memory.
 
     If each call site has one call stack, the tables would be the same: only the call stacks are listed.
     """
-    stack_table, moment = _stack_table(device, top), moment_name(device)
-    if len(device.lines) == len(device.holders):
-        return Section(f"Memory by call stack {moment}", (stack_table,))
-    return Section(f"Memory by call site {moment}", (_site_table(device, top), stack_table))
-
-
-def _site_table(device: DeviceMemory, top: int) -> Table:
-    """List the call sites that hold most memory."""
-    return limited_table(
+    moment = moment_name(device)
+    by_stack = limited_table(
         (
-            ("in use", "number", lambda line: Bytes(line.bytes)),
-            ("share", "bar", lambda line: Ratio(line.share)),
-            ("blocks", "number", lambda line: Count(line.count)),
-            ("call site", "text", lambda line: line.frame or Text(NO_STACK)),
-        ),
-        device.lines,
-        top,
-        ("call site", "call sites"),
-    )
-
-
-def _stack_table(device: DeviceMemory, top: int) -> Table:
-    """List the call stacks that hold most memory."""
-    return limited_table(
-        (
-            ("in use", "number", lambda holder: Bytes(holder.bytes)),
-            ("share", "bar", lambda holder: Ratio(holder.share)),
-            ("blocks", "number", lambda holder: Count(holder.count)),
+            *_USE_COLUMNS,
             ("call stack", "stack", lambda holder: stack_value(holder.stack, holder.site)),
         ),
         device.holders,
         top,
         caption="In use: the sizes of the blocks, which the allocator rounds up.",
     )
+    if len(device.lines) == len(device.holders):
+        return Section(f"Memory by call stack {moment}", (by_stack,))
+    by_site = limited_table(
+        (*_USE_COLUMNS, ("call site", "text", lambda line: line.frame or Text(NO_STACK))),
+        device.lines,
+        top,
+        ("call site", "call sites"),
+    )
+    return Section(f"Memory by call site {moment}", (by_site, by_stack))
 
 
 _FACET_PLURALS = {"category": "categories", "user metadata": "user metadata"}
@@ -85,12 +79,7 @@ def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
     facet_name = facet.name.replace("_", " ")
     return limited_table(
-        (
-            ("in use", "number", lambda group: Bytes(group.bytes)),
-            ("share", "bar", lambda group: Ratio(group.share)),
-            ("blocks", "number", lambda group: Count(group.count)),
-            (facet_name, "text", lambda group: Text(group.name or "(none)")),
-        ),
+        (*_USE_COLUMNS, (facet_name, "text", lambda group: Text(group.name or "(none)"))),
         facet.groups,
         top,
         (facet_name, _FACET_PLURALS.get(facet_name, f"{facet_name}s")),
@@ -116,7 +105,17 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     )
     if device.leaks:
         yield Note("warn", f"{growth_sentence(device)} {compared_sentence}")
-    elif device.steps.rising:
+        yield limited_table(
+            (
+                ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
+                ("at last step boundary", "number", lambda leak: Bytes(leak.bytes)),
+                ("blocks", "number", lambda leak: Count(leak.count)),
+                ("call stack", "stack", lambda leak: stack_value(leak.stack, leak.site)),
+            ),
+            device.leaks,
+            top,
+        )
+    elif steps.rising:
         rise_text = f"{rising_sentence(device)} (section Peak per step)"
         yield Note(
             "info",
@@ -130,18 +129,6 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         )
     else:
         yield Note("ok", f"No call stack holds more memory after each step. {compared_sentence}")
-    if not device.leaks:
-        return
-    yield limited_table(
-        (
-            ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
-            ("at last step boundary", "number", lambda leak: Bytes(leak.bytes)),
-            ("blocks", "number", lambda leak: Count(leak.count)),
-            ("call stack", "stack", lambda leak: stack_value(leak.stack, leak.site)),
-        ),
-        device.leaks,
-        top,
-    )
 
 
 _LIFETIME_CAPTION = "Mean lifetime: n/a if no block was freed, or if the snapshot has no times."
@@ -178,6 +165,10 @@ _MAX_LISTED_SEGMENTS = 5  # maximum number of segments that a terminal shows
 
 def segments(device: DeviceMemory, top: int) -> Table:
     """List the groups of segments: one per pool, stream and kind."""
+    names = {POOL_NAMES[group.pool] for group in device.segments if group.pool in POOL_NAMES}
+    captions = [f"Pool {name}: {text}." for name, text in _POOL_CAPTIONS.items() if name in names]
+    if names:
+        captions.append('Kind "-": only segments of PyTorch are small or large.')
     return limited_table(
         (
             ("pool", "text", lambda group: Text(pool_name(group.pool))),
@@ -192,7 +183,7 @@ def segments(device: DeviceMemory, top: int) -> Table:
         device.segments,
         top,
         ("group", "groups"),
-        caption=_pools_caption([POOL_NAMES.get(group.pool, "") for group in device.segments]),
+        caption=" ".join(captions),
     )
 
 
@@ -201,14 +192,6 @@ _POOL_CAPTIONS = {
     MANAGED: "memory of cudaMallocManaged, which GPU and host share",
     JAX: "the pool of JAX",
 }
-
-
-def _pools_caption(names: Collection[str]) -> str:
-    """Explain the pools that are not PyTorch's, and their kind "-"."""
-    texts = [f"Pool {name}: {text}." for name, text in _POOL_CAPTIONS.items() if name in names]
-    if any(names):
-        texts.append('Kind "-": only segments of PyTorch are small or large.')
-    return " ".join(texts)
 
 
 def _segment_kind(group: SegmentGroup) -> Text:
@@ -220,27 +203,22 @@ def _segment_kind(group: SegmentGroup) -> Text:
 def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the free memory in segments, and the blocks that keep these segments in use."""
     summary = device.fragmentation
+    free_text = f"{format_bytes(summary.free_bytes)} ({format_ratio(summary.free_share)}"
+    rounding_text = (
+        f"{format_bytes(summary.rounding_bytes)} ({format_ratio(summary.rounding_share)}"
+    )
     yield Facts(
         (
-            (
-                "free in segments",
-                _with_share(summary.free_bytes, summary.free_share, "of reserved"),
-            ),
+            ("free in segments", Text(f"{free_text} of reserved)")),
             ("largest free block", Bytes(summary.largest_hole_bytes)),
             ("free blocks", Count(summary.holes)),
             ("free in segments in use", Bytes(summary.stranded_bytes)),
             ("free in empty segments", Bytes(summary.releasable_bytes)),
-            (
-                "lost to rounding",
-                _with_share(summary.rounding_bytes, summary.rounding_share, "of the blocks in use"),
-            ),
+            ("lost to rounding", Text(f"{rounding_text} of the blocks in use)")),
         )
     )
-    if (
-        device.at.name == "peak"
-        and device.ooms
-        and device.ooms[-1].free_bytes != summary.free_bytes
-    ):
+    differs_at_failure = device.ooms and device.ooms[-1].free_bytes != summary.free_bytes
+    if device.at.name == "peak" and differs_at_failure:
         yield Note("info", "At the failed allocation these figures differ: --at oom shows them.")
     if summary.pins:
         yield limited_table(
@@ -257,10 +235,6 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
             caption="Free: free memory in the segments that contain these blocks. Unshared: free"
             " memory in segments that contain no blocks of other call stacks.",
         )
-
-
-def _with_share(size_bytes: int, share: float, reference: str) -> Text:
-    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {reference})")
 
 
 def emptiest_segments(device: DeviceMemory) -> Table:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cudakit.errors import SnapshotError, Unsupported, UsageError
-from cudakit.memory.history.allocations import Allocations
 from cudakit.memory.result import (
     DEFAULTS,
     LIMITED_BASELINE,
@@ -75,7 +74,7 @@ def what_if(
     traces = _traces_to_replay(snapshots, spec.device)
     replay_count, replay_numbers = len(traces) * (len(trials) + 1), itertools.count()
 
-    def report_replay_start(name: str) -> None:
+    def report_start(name: str) -> None:
         if progress is not None:
             progress(f"replaying with {name}", min(next(replay_numbers) / replay_count, 1.0))
 
@@ -83,10 +82,14 @@ def what_if(
         schema=WHAT_IF_SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _DeviceReplays(
-                recording_of(*snapshot_and_trace), new_allocator, report_replay_start
-            ).result(trials, spec.limit_bytes)
-            for snapshot_and_trace in traces
+            _replay_device(
+                recording_of(snapshot, trace),
+                trials,
+                spec.limit_bytes,
+                new_allocator,
+                report_start,
+            )
+            for snapshot, trace in traces
         ),
     )
 
@@ -95,41 +98,34 @@ def _traces_to_replay(
     snapshots: Sequence[Snapshot], device: int | None
 ) -> list[tuple[Snapshot, DeviceTrace]]:
     """Return the traces with events of all GPUs, or of one device. Raises the errors of ``what_if``."""
-    snapshot_trace_pairs = [
-        (snapshot, trace) for snapshot in snapshots for trace in snapshot.devices
-    ]
     if device == HOST:
         raise UsageError(
             "pinned host memory cannot be replayed", hint="choose a GPU, such as device 0"
         )
-    pairs_of_device = [
-        snapshot_trace_pair
-        for snapshot_trace_pair in snapshot_trace_pairs
-        if snapshot_trace_pair[1].device == device
-        or (device is None and snapshot_trace_pair[1].device >= 0)
+    gpus = [
+        (snapshot, trace)
+        for snapshot in snapshots
+        for trace in snapshot.devices
+        if trace.device != HOST
     ]
-    if not pairs_of_device:
-        device_numbers = sorted(
-            {trace.device for _, trace in snapshot_trace_pairs if trace.device != HOST}
-        )
+    pairs = [pair for pair in gpus if device is None or pair[1].device == device]
+    if not pairs:
+        numbers = sorted({trace.device for _, trace in gpus})
         device_text = "no device" if device is None else f"no device {device}"
         raise UsageError(
             f"{device_text} in the snapshots"
             if len(snapshots) > 1
             else f"{snapshots[0].source}: {device_text} in the snapshot",
-            hint=f"devices of the snapshot: {', '.join(map(str, device_numbers)) or 'none'}",
+            hint=f"devices of the snapshot: {', '.join(map(str, numbers)) or 'none'}",
         )
-    pairs_with_trace = [
-        snapshot_trace_pair
-        for snapshot_trace_pair in pairs_of_device
-        if len(snapshot_trace_pair[1].events)
-    ]
-    if not pairs_with_trace:
+    pairs_with_events = [(snapshot, trace) for snapshot, trace in pairs if len(trace.events)]
+    if not pairs_with_events:
+        snapshot = pairs[0][0]
         raise SnapshotError(
-            f"{pairs_of_device[0][0].source}: the file has no trace to replay",
-            hint=f"record one: cudakit run --memory, or {pairs_of_device[0][0].calls.record_trace}",
+            f"{snapshot.source}: the file has no trace to replay",
+            hint=f"record one: cudakit run --memory, or {snapshot.calls.record_trace}",
         )
-    return pairs_with_trace
+    return pairs_with_events
 
 
 def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
@@ -151,82 +147,72 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
         yield settings_text.strip() or DEFAULTS, settings
 
 
-class _DeviceReplays:
-    """All replays of one device."""
+def _replay_device(
+    recording: Recording,
+    trials: Sequence[_Trial],
+    limit_bytes: int | None,
+    new_allocator: NewAllocator,
+    report_start: Callable[[str], None],
+) -> DeviceWhatIf:
+    settings = settings_of(recording)
+    program = program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
 
-    def __init__(
-        self, recording: Recording, new_allocator: NewAllocator, report_begin: Callable[[str], None]
-    ) -> None:
-        self._recording, self._new_allocator, self._report_begin = (
-            recording,
-            new_allocator,
-            report_begin,
-        )
-        self._settings = settings_of(recording)
-        garbage_collects = self._settings.garbage_collection_threshold > 0
-        self._program = program_of(recording, garbage_collects=garbage_collects)
-
-    def result(self, trials: Sequence[_Trial], limit_bytes: int | None) -> DeviceWhatIf:
-        recording, settings = self._recording, self._settings
-        recorded_limit = limit_of(recording, self._program, settings)
-        recorded_outcome = outcome_of(recording, self._program, settings)
-        outcome, initial_totals = self._replay(_RECORDED_REPLAY_NAME, settings, recorded_limit)
-        limit, baseline = recorded_limit, outcome
-        if limit_bytes is not None:
-            limit = Limit(limit_bytes, "given")
-            baseline, _ = self._replay(LIMITED_BASELINE, settings, limit)
-        trial_outcomes = tuple(self._replay(*trial, limit)[0] for trial in trials)
-        best_index = best_of(baseline, trial_outcomes)
-        return DeviceWhatIf(
-            file=recording.snapshot.source,
-            device=recording.trace.device,
-            events=len(recording.trace.events),
-            limit=limit,
-            recorded=recorded_outcome,
-            replayed=outcome,
-            differences=tuple(differences(recorded_outcome, outcome)),
-            reasons=tuple(reasons(recording, initial_totals)),
-            baseline=baseline,
-            tried=trial_outcomes,
-            best=best_index,
-            headline=headline(baseline, trial_outcomes, best_index),
-        )
-
-    def _replay(
-        self, name: str, settings: Settings, limit: Limit | None
+    def run(
+        name: str, trial_settings: Settings, limit: Limit | None
     ) -> tuple[Outcome, MemoryTotals]:
-        self._report_begin("recorded settings" if name == _RECORDED_REPLAY_NAME else name)
+        report_start("recorded settings" if name == _RECORDED_REPLAY_NAME else name)
         return replay(
-            self._program,
-            settings,
-            self._new_allocator,
+            program,
+            trial_settings,
+            new_allocator,
             name=name,
             limit_bytes=None if limit is None else limit.bytes,
-            addresses=self._recording.segment_addresses(),
-            search_again=self._recording.snapshot.settings.get("cudakit_search_again") is True,
+            addresses=recording.segment_addresses(),
+            search_again=recording.searches_again,
         )
+
+    limit = limit_of(recording, program, settings)
+    recorded = outcome_of(recording, program, settings)
+    replayed, initial_totals = run(_RECORDED_REPLAY_NAME, settings, limit)
+    baseline = replayed
+    if limit_bytes is not None:
+        limit = Limit(limit_bytes, "given")
+        baseline, _ = run(LIMITED_BASELINE, settings, limit)
+    tried = tuple(run(*trial, limit)[0] for trial in trials)
+    best = best_of(baseline, tried)
+    return DeviceWhatIf(
+        file=recording.snapshot.source,
+        device=recording.trace.device,
+        events=len(recording.trace.events),
+        limit=limit,
+        recorded=recorded,
+        replayed=replayed,
+        differences=tuple(differences(recorded, replayed)),
+        reasons=tuple(reasons(recording, initial_totals)),
+        baseline=baseline,
+        tried=tried,
+        best=best,
+        headline=headline(baseline, tried, best),
+    )
 
 
 # --- Compare the replays: their reliability, and the settings that would have helped most ----------
 
 
-def differences(recorded_outcome: Outcome, replayed_outcome: Outcome) -> Iterator[Difference]:
+def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
     """Yield the figures that differ between a recording and its replay."""
     for moment in ("peak", "end"):
         for name in ("reserved", "allocated", "requested", "active"):
-            recorded_value, replayed_value = (
+            before, after = (
                 int(getattr(getattr(outcome, moment), f"{name}_bytes"))
-                for outcome in (recorded_outcome, replayed_outcome)
+                for outcome in (recorded, replayed)
             )
-            if recorded_value != replayed_value:
-                yield Difference(f"{moment} {name}", recorded_value, replayed_value)
+            if before != after:
+                yield Difference(f"{moment} {name}", before, after)
     for figure in ("device_allocations", "device_frees", "retries", "ooms"):
-        recorded_value, replayed_value = (
-            getattr(recorded_outcome, figure),
-            getattr(replayed_outcome, figure),
-        )
-        if recorded_value is not None and recorded_value != replayed_value:
-            yield Difference(figure.replace("_", " "), recorded_value, replayed_value)
+        before, after = getattr(recorded, figure), getattr(replayed, figure)
+        if before is not None and before != after:
+            yield Difference(figure.replace("_", " "), before, after)
 
 
 def reasons(recording: Recording, initial_totals: MemoryTotals) -> Iterator[str]:
@@ -247,25 +233,16 @@ def reasons(recording: Recording, initial_totals: MemoryTotals) -> Iterator[str]
         yield "expandable_segments was changed during the recording: the trace has both kinds of segments"
     if settings.get("garbage_collection_threshold"):
         yield "garbage_collection_threshold is a fraction of a memory limit that the file does not record"
-    if settings.get("max_split_size", -1) not in (-1, None) and _has_pending_frees(
-        history.allocations
-    ):
+    allocations = history.allocations
+    has_pending_frees = bool((allocations.end - allocations.free_request > 1).any())
+    if settings.get("max_split_size", -1) not in (-1, None) and has_pending_frees:
         yield "the trace does not record which pending frees a request waited for before it released memory"
     if settings.get("cudakit_cache_limit", -1) not in (-1, None):
         yield "the cache was limited in the recorded program, and is not limited in the replay"
-    has_releases = recording.has_action(Action.SEGMENT_FREE) or recording.has_action(
-        Action.SEGMENT_UNMAP
-    )
-    if (
-        has_releases
-        and not (recording.trace.events.pool >= 0).any()
-        and len(recording.snapshot.pools) > 1
-    ):
+    has_releases = recording.count_actions(Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) > 0
+    has_pools = bool((recording.trace.events.pool >= 0).any())
+    if has_releases and not has_pools and len(recording.snapshot.pools) > 1:
         yield "the file does not record the pools of segments that were released"
-
-
-def _has_pending_frees(allocations: Allocations) -> bool:
-    return bool((allocations.end - allocations.free_request > 1).any())
 
 
 def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:
@@ -273,11 +250,10 @@ def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:
 
     None if no settings are better than the baseline.
     """
-    rank_by_index = {index: _rank(outcome) for index, outcome in enumerate(trial_outcomes)}
-    best_index = min(rank_by_index, key=lambda index: rank_by_index[index], default=None)
-    if best_index is None:
-        return None
-    return best_index if _helps(trial_outcomes[best_index], baseline) else None
+    best = min(
+        range(len(trial_outcomes)), key=lambda index: _rank(trial_outcomes[index]), default=None
+    )
+    return best if best is not None and _helps(trial_outcomes[best], baseline) else None
 
 
 def _helps(outcome: Outcome, baseline: Outcome) -> bool:
@@ -297,28 +273,29 @@ def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best_index: i
     """Return the result in one sentence without a period."""
     if best_index is None:
         return _no_help_sentence(baseline, trial_outcomes)
-    best_outcome = trial_outcomes[best_index]
+    best = trial_outcomes[best_index]
     other_names = [
         "the defaults" if outcome.name == DEFAULTS else outcome.name
         for outcome in trial_outcomes
-        if outcome is not best_outcome and _helps(outcome, baseline)
+        if outcome is not best and _helps(outcome, baseline)
     ]
     others_clause = f"; {join_names(other_names)} would also have helped" if other_names else ""
-    return f"{_best_sentence(baseline, best_outcome)}{others_clause}"
+    return f"{_subject(best)} would have {_benefit(baseline, best)}{others_clause}"
 
 
-def _best_sentence(baseline: Outcome, best_outcome: Outcome) -> str:
-    if baseline.shortage is not None or best_outcome.ooms < baseline.ooms:
-        return f"{_settings_subject(best_outcome)} would have {_benefit_sentence(baseline, best_outcome)}"
-    saved_bytes = baseline.peak.reserved_bytes - best_outcome.peak.reserved_bytes
-    saved_text = f"{format_bytes(saved_bytes)} ({saved_bytes / baseline.peak.reserved_bytes:.0%})"
-    return f"{_settings_subject(best_outcome)} would have reserved {saved_text} less at the peak"
-
-
-def _benefit_sentence(baseline: Outcome, best_outcome: Outcome) -> str:
-    if best_outcome.ooms:
-        return f"had {_failures_text(best_outcome.ooms)} instead of {format_count(baseline.ooms)}"
-    peak_text = format_bytes(best_outcome.peak.reserved_bytes)
+def _benefit(baseline: Outcome, best: Outcome) -> str:
+    if baseline.shortage is None and best.ooms >= baseline.ooms:
+        saved_bytes = baseline.peak.reserved_bytes - best.peak.reserved_bytes
+        saved_text = (
+            f"{format_bytes(saved_bytes)} ({saved_bytes / baseline.peak.reserved_bytes:.0%})"
+        )
+        return f"reserved {saved_text} less at the peak"
+    if best.ooms:
+        failures_text = (
+            "1 failed request" if best.ooms == 1 else f"{format_count(best.ooms)} failed requests"
+        )
+        return f"had {failures_text} instead of {format_count(baseline.ooms)}"
+    peak_text = format_bytes(best.peak.reserved_bytes)
     if baseline.shortage is not None:
         return f"let the program run to the end, with {peak_text} reserved at the peak"
     noun = "request" if baseline.ooms == 1 else "requests"
@@ -327,35 +304,30 @@ def _benefit_sentence(baseline: Outcome, best_outcome: Outcome) -> str:
 
 def _no_help_sentence(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> str:
     is_single = len(trial_outcomes) == 1
-    subject_text = (
-        f"{_settings_subject(trial_outcomes[0])} would not have"
-        if is_single
-        else "None of these settings would have"
-    )
+    outcome = trial_outcomes[0] if is_single else baseline
+    subject_text = f"{_subject(outcome)} would not" if is_single else "None of these settings would"
     if baseline.shortage is not None:
         return (
-            f"{subject_text} let the program run to the end within the memory limit, and neither would the"
-            " recorded settings"
+            f"{subject_text} have let the program run to the end within the memory limit, and neither would"
+            " the recorded settings"
         )
     if baseline.ooms:
-        request_noun = "request" if baseline.ooms == 1 else "requests"
-        return f"{subject_text} let the failed {request_noun} succeed"
-    worse_outcomes = [outcome for outcome in trial_outcomes if _rank(outcome) > _rank(baseline)]
-    if len(trial_outcomes) == 1 and worse_outcomes:
-        return _worse_sentence(baseline, trial_outcomes[0])
+        noun = "request" if baseline.ooms == 1 else "requests"
+        return f"{subject_text} have let the failed {noun} succeed"
+    if is_single and outcome.shortage is not None:
+        return f"{_subject(outcome)} would have run out of memory {shortage_text(outcome)}"
+    if is_single and _rank(outcome) > _rank(baseline):
+        increase_bytes = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
+        return f"{_subject(outcome)} would have reserved {format_bytes(increase_bytes)} more at the peak"
     peak_text = format_bytes(baseline.peak.reserved_bytes)
     limit_text = " with the limit" if baseline.name == LIMITED_BASELINE else ""
-    return f"{subject_text} reserved less at the peak than the recorded settings{limit_text} ({peak_text})"
+    return (
+        f"{subject_text} have reserved less at the peak than the recorded settings{limit_text}"
+        f" ({peak_text})"
+    )
 
 
-def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:
-    if outcome.shortage is not None:
-        return f"{_settings_subject(outcome)} would have run out of memory {shortage_text(outcome)}"
-    increase_bytes = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
-    return f"{_settings_subject(outcome)} would have reserved {format_bytes(increase_bytes)} more at the peak"
-
-
-def _settings_subject(outcome: Outcome) -> str:
+def _subject(outcome: Outcome) -> str:
     """Return the name of the settings as the first words of a sentence."""
     return "The defaults" if outcome.name == DEFAULTS else outcome.name
 
@@ -373,7 +345,3 @@ def shortage_text(outcome: Outcome) -> str:
     if outcome.shortage.event < 0:
         return f"before the trace starts (request of {size_text})"
     return f"at event {format_count(outcome.shortage.event)} (request of {size_text})"
-
-
-def _failures_text(count: int) -> str:
-    return "1 failed request" if count == 1 else f"{format_count(count)} failed requests"

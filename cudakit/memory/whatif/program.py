@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from cudakit.memory.snapshot import (
     Ints,
     Mask,
     Snapshot,
+    take,
 )
 from cudakit.torch_rules.settings import Settings, flag_of_device, recorded_settings, with_changes
 from cudakit.torch_rules.sizes import rounded, segment_size
@@ -113,8 +115,15 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     allocations, events = recording.history.allocations, recording.trace.events
     n_events = len(events)
     wait_streams = _wait_streams(allocations, events)
-    completes_pending = _completes_pending(allocations, wait_streams, n_events)
-    frees_have_stacks = _frees_have_stacks(allocations, events)
+    ended_later = (wait_streams != NO_WAIT) & (allocations.end < n_events)
+    completes_pending = np.zeros(n_events, np.bool_)
+    completes_pending[allocations.end[ended_later]] = True
+    in_trace = take(
+        allocations, (allocations.begin != BEFORE_TRACE) & (allocations.free_request < n_events)
+    )
+    frees_have_stacks = bool(
+        (events.stack[in_trace.begin] != events.stack[in_trace.free_request]).any()
+    )
     releases = releases_of(
         events,
         recording.history.curves,
@@ -122,42 +131,32 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
         garbage_collects=garbage_collects,
         frees_have_stacks=frees_have_stacks,
     )
-    failed_requests = recording.failed_requests()
+    failed = recording.failed_requests()
     # The second number of each tuple orders the steps of one event.
-    ordered_steps = [
-        *_lifetime_steps(allocations, wait_streams, releases, n_events),
-        *(
-            (event_index, 0, Step.FAILED_ALLOC, len(allocations) + index)
-            for index, event_index in enumerate(failed_requests)
-        ),
-        *_release_steps(allocations, releases),
-    ]
-    ordered_steps.sort()
-    allocations_before = np.flatnonzero(allocations.begin == BEFORE_TRACE)
+    ordered_steps = sorted(
+        [
+            *_lifetime_steps(allocations, wait_streams.tolist(), releases, n_events),
+            *(
+                (event, 0, Step.FAILED_ALLOC, len(allocations) + index)
+                for index, event in enumerate(failed)
+            ),
+            *_release_steps(allocations, releases),
+        ]
+    )
+    failed_pools = np.maximum(events.pool[failed], 0)
+    before = np.flatnonzero(allocations.begin == BEFORE_TRACE)
+    pending_before = before[allocations.free_request[before] == BEFORE_TRACE]
     return Program(
         requests=(
             *_requests(allocations.requested, allocations.stream, allocations.pool),
-            *_requests(
-                events.size[failed_requests],
-                events.stream[failed_requests],
-                np.maximum(events.pool[failed_requests], 0),
-            ),
+            *_requests(events.size[failed], events.stream[failed], failed_pools),
         ),
-        wait_streams=wait_streams,
+        wait_streams=tuple(wait_streams.tolist()),
         allocations_before=tuple(
-            allocations_before[
-                np.argsort(allocations.address[allocations_before], kind="stable")
-            ].tolist()
+            before[np.argsort(allocations.address[before], kind="stable")].tolist()
         ),
-        pending_frees_before=tuple(
-            allocations_before[
-                allocations.free_request[allocations_before] == BEFORE_TRACE
-            ].tolist()
-        ),
-        steps=tuple(
-            (event_index, step, target_index)
-            for event_index, _, step, target_index in ordered_steps
-        ),
+        pending_frees_before=tuple(pending_before.tolist()),
+        steps=tuple((event, step, target) for event, _, step, target in ordered_steps),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,
@@ -168,101 +167,67 @@ def _requests(sizes: Ints, streams: Ids, pools: Ids) -> Iterator[Request]:
     return zip(sizes.tolist(), streams.tolist(), pools.tolist(), strict=True)
 
 
-def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
+def _wait_streams(allocations: Allocations, events: Events) -> Ints:
     """Return the stream that each free waits for in the replay, or NO_WAIT.
 
     A trace does not record which streams a free waited for. The replay uses the smallest number of streams
     that explains the recorded completions: on one stream, frees complete in the order of their requests.
     """
     wait_streams = np.full(len(allocations), NO_WAIT)
-    waited_frees = _waited_frees(allocations, events)
-    request_order = np.lexsort(
-        (allocations.end[waited_frees], allocations.free_request[waited_frees])
-    )
-    last_completions: list[int] = []  # the latest completion of each stream, ascending
-    stream_numbers: list[int] = []  # stream numbers in the same order
-    for allocation_index in waited_frees[request_order].tolist():
-        end_event = int(allocations.end[allocation_index])
-        insert_position = bisect_right(last_completions, end_event) - 1
-        stream_number = (
-            stream_numbers.pop(insert_position) if insert_position >= 0 else len(stream_numbers)
-        )
-        if insert_position >= 0:
-            del last_completions[insert_position]
-        insert_position = bisect_right(last_completions, end_event)
-        last_completions.insert(insert_position, end_event)
-        stream_numbers.insert(insert_position, stream_number)
-        wait_streams[allocation_index] = stream_number
-    return tuple(wait_streams.tolist())
+    waited = _waited_frees(allocations, events)
+    waited = waited[np.lexsort((allocations.end[waited], allocations.free_request[waited]))]
+    # The latest completion of each stream and the number of the stream, by completion.
+    streams: list[tuple[int, int]] = []
+    for allocation, end_event in zip(
+        waited.tolist(), allocations.end[waited].tolist(), strict=True
+    ):
+        position = bisect_right(streams, end_event, key=itemgetter(0)) - 1
+        stream = streams.pop(position)[1] if position >= 0 else len(streams)
+        insort(streams, (end_event, stream), key=itemgetter(0))
+        wait_streams[allocation] = stream
+    return wait_streams
 
 
 def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Return the allocations whose free did not complete in the same call."""
     n_events = len(events)
-    freed_allocations = np.flatnonzero(allocations.free_request < n_events)
-    request_events, end_events = (
-        allocations.free_request[freed_allocations],
-        allocations.end[freed_allocations],
-    )
-    is_completed_later = (end_events - request_events > 1) | (end_events == n_events)
+    freed = np.flatnonzero(allocations.free_request < n_events)
+    requests, ends = allocations.free_request[freed], allocations.end[freed]
+    is_completed_later = (ends - requests > 1) | (ends == n_events)
     # If the next request completed the free, the completion has the stack of that request.
-    stacks = (
-        events.stack[np.clip(request_events, 0, n_events - 1)],
-        events.stack[np.clip(end_events, 0, n_events - 1)],
-    )
-    waited_frees: npt.NDArray[np.intp] = freed_allocations[
-        is_completed_later | (stacks[0] != stacks[1]) | (request_events == BEFORE_TRACE)
+    request_stacks = events.stack[np.clip(requests, 0, n_events - 1)]
+    end_stacks = events.stack[np.clip(ends, 0, n_events - 1)]
+    waited: npt.NDArray[np.intp] = freed[
+        is_completed_later | (request_stacks != end_stacks) | (requests == BEFORE_TRACE)
     ]
-    return waited_frees
-
-
-def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
-    is_in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_request < len(events))
-    alloc_events, free_events = (
-        allocations.begin[is_in_trace],
-        allocations.free_request[is_in_trace],
-    )
-    return bool((events.stack[alloc_events] != events.stack[free_events]).any())
-
-
-def _completes_pending(
-    allocations: Allocations, wait_streams: tuple[int, ...], n_events: int
-) -> Mask:
-    is_completion = np.zeros(n_events, np.bool_)
-    has_waited = np.array(wait_streams, np.int64) != NO_WAIT
-    is_completion[allocations.end[has_waited & (allocations.end < n_events)]] = True
-    return is_completion
+    return waited
 
 
 def _lifetime_steps(
-    allocations: Allocations,
-    wait_streams: tuple[int, ...],
-    releases: tuple[Release, ...],
-    n_events: int,
+    allocations: Allocations, wait_streams: list[int], releases: tuple[Release, ...], n_events: int
 ) -> Iterator[tuple[int, int, Step, int]]:
     # In the recording, these requests found no free block and then waited for pending frees. So the replay
     # completes these frees right after the request.
     request_by_event = {
-        event_index: release.request
+        event: release.request
         for release in releases
         if release.request is not None
-        for event_index in range(release.first_event, release.end_event)
+        for event in range(release.first_event, release.end_event)
     }
-    end_events = allocations.end.tolist()
-    for allocation_index, (begin_event, free_event) in enumerate(
-        zip(allocations.begin.tolist(), allocations.free_request.tolist(), strict=True)
-    ):
-        if begin_event != BEFORE_TRACE:
-            yield begin_event, 0, Step.ALLOC, allocation_index
-        if BEFORE_TRACE < free_event < n_events:
-            yield free_event, 1 if begin_event == free_event else 0, Step.FREE, allocation_index
-        if wait_streams[allocation_index] != NO_WAIT and end_events[allocation_index] < n_events:
-            end_event = end_events[allocation_index]
+    columns = (allocations.begin, allocations.free_request, allocations.end)
+    lifetimes = zip(*(column.tolist() for column in columns), wait_streams, strict=True)
+    for index, (begin, free, end, wait_stream) in enumerate(lifetimes):
+        if begin != BEFORE_TRACE:
+            yield begin, 0, Step.ALLOC, index
+        if BEFORE_TRACE < free < n_events:
+            yield free, 1 if begin == free else 0, Step.FREE, index
+        if wait_stream != NO_WAIT and end < n_events:
+            request = request_by_event.get(end)
             yield (
-                request_by_event.get(end_event, end_event),
-                1 if end_event in request_by_event else 0,
+                end if request is None else request,
+                request is not None,
                 Step.COMPLETE_FREE,
-                allocation_index,
+                index,
             )
 
 
@@ -329,34 +294,30 @@ def releases_of(
     is_release = np.isin(events.action, _RELEASE_ACTIONS)
     cause_is_known = frees_have_stacks or garbage_collects
     bytes_known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
+    edges = np.flatnonzero(
+        np.diff(np.concatenate(([False], is_release | completes_pending, [False])))
+    )
     releases: list[Release] = []
-    for first_event, end_event in _ranges_of(is_release | completes_pending):
-        request = _request_after(events, end_event)
-        first_request_event = end_event
+    for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        request = _request_after(events, end)
+        first_of_request = end
         if request is not None:
-            first_request_event = _first_of_request(
-                events, curves, is_release, (first_event, end_event, request), bytes_known_to_fit
+            first_of_request = _first_of_request(
+                events, curves, is_release, (first, end, request), bytes_known_to_fit
             )
-            if first_request_event < end_event:
-                releases.append(
-                    _release(events, is_release, first_request_event, end_event, request)
-                )
-        if is_release[first_event:first_request_event].any():
-            releases.append(_release(events, is_release, first_event, first_request_event, None))
+        if first_of_request < end:
+            releases.append(_release(events, is_release, first_of_request, end, request))
+        if is_release[first:first_of_request].any():
+            releases.append(_release(events, is_release, first, first_of_request, None))
     return tuple(releases)
-
-
-def _ranges_of(mask: Mask) -> Iterator[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _request_after(events: Events, end_event: int) -> int | None:
     """Return the ALLOC or OOM event of the request that may have caused a release; None: no request."""
-    for event_index in range(end_event, len(events)):
-        if events.action[event_index] in _REQUEST_ACTIONS:
-            return event_index
-        if events.action[event_index] not in _GROWTH_ACTIONS:
+    for event in range(end_event, len(events)):
+        if events.action[event] in _REQUEST_ACTIONS:
+            return event
+        if events.action[event] not in _GROWTH_ACTIONS:
             return None
     return None
 
@@ -379,37 +340,20 @@ def _first_of_request(
         return first_event if has_failed else end_event
     request_stack = events.stack[request]
     is_private = events.pool[release_events] > 0
-    releases_by_program = release_events[
-        (events.stack[release_events] != request_stack) | _is_before_default(is_private)
-    ]
-    first_request_event = (
-        int(releases_by_program[-1]) + 1 if len(releases_by_program) else first_event
-    )
-    if has_failed or first_request_event == end_event:
-        return first_request_event
+    # A request releases the default pool first, so a private pool before the default pool is not its release.
+    is_before_default = is_private & np.logical_or.accumulate(~is_private[::-1])[::-1]
+    by_program = release_events[(events.stack[release_events] != request_stack) | is_before_default]
+    first_of_request = int(by_program[-1]) + 1 if len(by_program) else first_event
+    if has_failed or first_of_request == end_event:
+        return first_of_request
     new_bytes = int(curves.reserved[request] - curves.reserved[end_event])
-    has_fitted_before = (
-        new_bytes > 0
-        and int(curves.reserved[first_request_event]) + new_bytes <= bytes_known_to_fit
-    )
+    reserved_before = int(curves.reserved[first_of_request])
+    has_fitted_before = new_bytes > 0 and reserved_before + new_bytes <= bytes_known_to_fit
     # Segments of a deleted MemPool have the stacks of their allocations, because no call released them.
-    is_of_deleted_pool = bool(is_private[release_events >= first_request_event].all())
+    is_of_deleted_pool = bool(is_private[release_events >= first_of_request].all())
     is_unknown_stack = request_stack == 0 and bytes_known_to_fit > 0
-    return (
-        end_event
-        if is_unknown_stack or has_fitted_before or is_of_deleted_pool
-        else first_request_event
-    )
-
-
-def _is_before_default(is_private: Mask) -> Mask:
-    """Mark releases of private pools that a release of the default pool follows.
-
-    A request never releases in this order: it releases the default pool first.
-    """
-    is_followed_by_default = np.logical_or.accumulate(~is_private[::-1])[::-1]
-    mask: Mask = is_private & is_followed_by_default
-    return mask
+    is_by_program = is_unknown_stack or has_fitted_before or is_of_deleted_pool
+    return end_event if is_by_program else first_of_request
 
 
 def _release(
@@ -427,8 +371,14 @@ def _release(
 
 def settings_of(recording: Recording) -> Settings:
     """Return the recorded settings; the trace shows whether segments were expandable."""
-    settings = recorded_settings(recording.snapshot.settings)
-    was_expandable = _was_expandable(recording)
+    recorded = recording.snapshot.settings
+    settings = recorded_settings(recorded)
+    has_maps = recording.has_action(Action.SEGMENT_MAP)
+    if has_maps != recording.has_action(Action.SEGMENT_ALLOC):
+        was_expandable: bool | None = has_maps
+    else:
+        device = recording.trace.device
+        was_expandable = flag_of_device(recorded.get("expandable_segments"), device)
     if was_expandable is not None:
         settings = with_changes(settings, {"expandable_segments": was_expandable})
     return with_changes(settings, {"memory_fraction": 1.0, "backend": "native"})
@@ -439,40 +389,26 @@ def has_both_kinds(recording: Recording) -> bool:
     return recording.has_action(Action.SEGMENT_MAP) and recording.has_action(Action.SEGMENT_ALLOC)
 
 
-def _was_expandable(recording: Recording) -> bool | None:
-    has_maps = recording.has_action(Action.SEGMENT_MAP)
-    if has_maps != recording.has_action(Action.SEGMENT_ALLOC):
-        return has_maps
-    return flag_of_device(
-        recording.snapshot.settings.get("expandable_segments"), recording.trace.device
-    )
-
-
 def limit_of(recording: Recording, program: Program, settings: Settings) -> Limit | None:
     """Return the memory limit of a recording; None if memory never ran out.
 
     If the device was full, the limit is the reserved plus the free memory when a request failed. A file does
     not record a limit of the process; the highest reserved memory was allowed.
     """
-    reserved_curve, events = recording.history.curves.reserved, recording.trace.events
-    highest_reserved_bytes = int(reserved_curve.max())
+    reserved, events = recording.history.curves.reserved, recording.trace.events
     failed_requests = recording.failed_requests()
-    releases_for_requests = [release for release in program.releases if release.request is not None]
-    if not failed_requests and not releases_for_requests:
+    if not failed_requests and all(release.request is None for release in program.releases):
         return None
-    device_limits = [
-        int(reserved_curve[event_index]) + int(events.address[event_index])
-        for event_index in failed_requests
-        if int(events.address[event_index]) < _needed_bytes(int(events.size[event_index]), settings)
-    ]
+    device_limits = []
+    for event in failed_requests:
+        block_bytes = rounded(int(events.size[event]), settings.roundup_power2_divisions)
+        free_bytes = int(events.address[event])
+        if free_bytes < segment_size(block_bytes, settings.large_segment_size_bytes):
+            device_limits.append(int(reserved[event]) + free_bytes)
+    highest_reserved_bytes = int(reserved.max())
     if device_limits and min(device_limits) > highest_reserved_bytes:
         return Limit(min(device_limits), "device full")
     return Limit(highest_reserved_bytes, "reserved")
-
-
-def _needed_bytes(request_bytes: int, settings: Settings) -> int:
-    block_bytes = rounded(request_bytes, settings.roundup_power2_divisions)
-    return segment_size(block_bytes, settings.large_segment_size_bytes)
 
 
 def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:

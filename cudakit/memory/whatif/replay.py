@@ -257,8 +257,6 @@ class _Replay:
         # By allocation: the number of events on the wait stream at which its pending free completes.
         self._wait_positions: dict[int, int] = {}
         self._oom_count = 0
-        self._previous_refusal_count = 0  # number of refusals of the device up to the previous step
-        self._searched_blocks = 0
         self._totals_at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
     def run(self) -> tuple[MemoryTotals, Shortage | None]:
@@ -266,7 +264,10 @@ class _Replay:
         shortage = None
         try:
             initial_totals = self._allocate_initial()
-            self._run_steps()
+            for event, step, target in self._program.steps:
+                self._run_step(event, step, target)
+                if event == self._program.peak_event:
+                    self._totals_at_peak = self._read_totals("current")
         except _OutOfMemory as out_of_memory:
             shortage = out_of_memory.shortage
             if shortage.event < 0:
@@ -276,28 +277,25 @@ class _Replay:
 
     def run_to_last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
-        *steps, (_, _, last_target_index) = self._program.steps
+        *steps, (_, _, last_request) = self._program.steps
+        searched_blocks = 0
         try:
             self._allocate_initial()
-            for event_index, step, target_index in steps:
-                self._run_step(event_index, step, target_index)
-                self._limit_searches(step, max_searched_blocks)
+            for event, step, target in steps:
+                refusal_count = self._device.refusal_count
+                self._run_step(event, step, target)
+                # A refusal by the device, as well as emptying the cache, searches for memory to release.
+                search_count = self._device.refusal_count - refusal_count
+                search_count += step == Step.EMPTY_CACHE
+                searched_blocks += search_count * len(self._live_ptrs)
+                if searched_blocks > max_searched_blocks:
+                    raise ReplayTooLong
             previous_oom_count = self._oom_count
-            self._run_failed_alloc(last_target_index)
+            self._run_failed_alloc(last_request)
             succeeded = self._oom_count == previous_oom_count
         except _OutOfMemory:
             succeeded = False
         return ReplayedRequest(succeeded, self._read_totals("peak").reserved_bytes)
-
-    def _limit_searches(self, step: Step, max_searched_blocks: int) -> None:
-        """Raise ReplayTooLong if the steps so far searched too many blocks for memory to release."""
-        search_count = (
-            self._device.refusal_count - self._previous_refusal_count + (step == Step.EMPTY_CACHE)
-        )
-        self._previous_refusal_count = self._device.refusal_count
-        self._searched_blocks += search_count * len(self._live_ptrs)
-        if self._searched_blocks > max_searched_blocks:
-            raise ReplayTooLong
 
     def outcome(
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
@@ -331,12 +329,6 @@ class _Replay:
         if self._program.peak_event < 0:
             self._totals_at_peak = self._read_totals("current")
         return self._read_totals("current")
-
-    def _run_steps(self) -> None:
-        for event_index, step, target_index in self._program.steps:
-            self._run_step(event_index, step, target_index)
-            if event_index == self._program.peak_event:
-                self._totals_at_peak = self._read_totals("current")
 
     def _run_step(self, event_index: int, step: Step, target_index: int) -> None:
         match step:
