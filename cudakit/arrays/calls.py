@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from cudakit.arrays.elementwise import TUNED_THREADS, Operand, ResultType, element_bytes
+from cudakit.arrays.elementwise import (
+    TUNED_THREADS,
+    ElementwiseProgram,
+    Operand,
+    ResultType,
+    element_bytes,
+)
 from cudakit.arrays.launch import (
     NO_SCRATCH,
     Address,
@@ -21,7 +28,7 @@ from cudakit.arrays.launch import (
     arguments_of,
 )
 from cudakit.errors import UsageError
-from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
+from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, byte_range
 from cudakit.gpu.arrays import (
     DeviceOperand,
@@ -79,13 +86,6 @@ class KernelCall:
             is_current_stream=self._is_current_stream,
         )
 
-    def launch(
-        self, kernels: PlannedKernels, plan: LaunchPlan, arguments: Sequence[Argument]
-    ) -> None:
-        """Enqueue the launch after the work that computes its arrays on other streams."""
-        self.wait_for_arrays()
-        kernels.launch(plan, arguments, self.stream)
-
     def wait_for_arrays(self) -> None:
         """Make the stream wait for the work that computes the arrays on other streams."""
         for array in self._arrays.values():
@@ -94,45 +94,57 @@ class KernelCall:
         for device_array in self._device_arrays:
             device_array.record_use(self.stream)
 
-    def set_stream(self, results: Sequence[object]) -> None:
+    def set_stream(self, results: Iterable[object]) -> None:
         """Store the stream of the launch in the results that cudakit allocated."""
         for result in results:
             if isinstance(result, DeviceArray):
                 result.stream = self.stream
 
-    def prepare_fast_call(
+    def run(
         self,
         fast_call: FastCall,
-        kernels: PlannedKernels,
+        kernels: KernelsByDevice,
         plan: LaunchPlan,
+        views: Sequence[Operand],
         *,
         inputs: Sequence[object],
         outputs: Sequence[object],
         new_outputs: Sequence[ResultType] | None,
         results: Sequence[int],
-        scratch: Ptr = NO_SCRATCH,
-    ) -> None:
-        """Prepare equal calls of a real device, so that they run without Python code.
+    ) -> Any:
+        """Enqueue the kernel, prepare the launch of equal calls, and return the result or a tuple of several.
 
-        ``new_outputs`` are the types of outputs that each call allocates; None if calls pass ``out``.
+        ``views`` are the operands of the plan. ``new_outputs`` are the types of outputs that each call
+        allocates; None if calls pass ``out``. ``results`` are indices of inputs and outputs.
         """
-        if self.gpu.simulated or not plan.blocks:
-            return
-        layouts = [(result.dtype, result.shape) for result in new_outputs or ()]
-        prepare_call(
-            fast_call,
-            cast("Cuda", self.gpu),
-            kernels.kernel(plan),
-            inputs=inputs,
-            outputs=outputs,
-            allocate=array_allocator(self.library, self.gpu, layouts) if layouts else None,
-            results=results,
-            parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
-            blocks=plan.blocks,
-            threads=plan.threads,
-            stream=self.stream,
-            scratch=scratch,
-        )
+        loaded = kernels.kernels_of(self.gpu)
+        scratch = kernels.scratch(self.gpu, plan, self.stream)
+        operands = [view.ptr if isinstance(view, ArrayView) else view for view in views]
+        self.wait_for_arrays()
+        loaded.launch(plan, arguments_of(plan, operands, scratch), self.stream)
+        arrays = (*inputs, *outputs)
+        returned = tuple(arrays[index] for index in results)
+        self.set_stream(returned)
+        # A captured launch has its own scratch memory.
+        has_own_scratch = scratch and self.gpu.capture_id(self.stream) is not None
+        # Equal calls of a real device run without Python code.
+        if plan.blocks and not self.gpu.simulated and not has_own_scratch:
+            layouts = [(new_output.dtype, new_output.shape) for new_output in new_outputs or ()]
+            prepare_call(
+                fast_call,
+                cast("Cuda", self.gpu),
+                loaded.kernel(plan),
+                inputs=inputs,
+                outputs=outputs,
+                allocate=array_allocator(self.library, self.gpu, layouts) if layouts else None,
+                results=results,
+                parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
+                blocks=plan.blocks,
+                threads=plan.threads,
+                stream=self.stream,
+                scratch=scratch,
+            )
+        return returned[0] if len(returned) == 1 else returned
 
     def _common_device(self) -> Gpu:
         """Return the device of all arrays. Raises UsageError for several devices, or without an array."""
@@ -140,19 +152,15 @@ class KernelCall:
             raise UsageError(
                 "all arguments are numbers", hint="pass at least one array, or an array as out="
             )
-        (first_array_name, first_array), *other_arrays = self._arrays.items()
-        for name, array in other_arrays:
-            if array.device != first_array.device:
+        (first_name, first), *others = self._arrays.items()
+        for name, array in others:
+            if array.device != first.device:
                 raise UsageError(
-                    f"{first_array_name} is on {_device_name(first_array.device)}, {name} on "
+                    f"{first_name} is on {_device_name(first.device)}, {name} on "
                     f"{_device_name(array.device)}",
                     hint="copy the arrays to one device",
                 )
-        return (
-            shared_device(first_array.device)
-            if isinstance(first_array.device, int)
-            else first_array.device
-        )
+        return shared_device(first.device) if isinstance(first.device, int) else first.device
 
 
 def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
@@ -183,24 +191,22 @@ def bind_arguments(
 
     Raises UsageError that lists the names if arguments are missing or unexpected.
     """
-    arguments_by_name = dict(zip(names, arguments, strict=False))
-    repeated_names = [name for name in named_arguments if name in arguments_by_name]
-    unexpected_names = [name for name in named_arguments if name not in names]
-    if len(arguments) > len(names) or repeated_names or unexpected_names:
-        if repeated_names:
-            problem = f"{repeated_names[0]} is given twice"
-        elif unexpected_names:
-            problem = f"there is no argument {unexpected_names[0]}"
-        else:
-            problem = f"{len(arguments)} arguments are given"
+    bound = dict(zip(names, arguments, strict=False))
+    problem = ""
+    if repeated := [name for name in named_arguments if name in bound]:
+        problem = f"{repeated[0]} is given twice"
+    elif unexpected := [name for name in named_arguments if name not in names]:
+        problem = f"there is no argument {unexpected[0]}"
+    elif len(arguments) > len(names):
+        problem = f"{len(arguments)} arguments are given"
+    if problem:
         raise UsageError(f"{problem}; the arguments are: {', '.join(names) or 'none'}")
-    arguments_by_name |= named_arguments
-    missing_names = [name for name in names if name not in arguments_by_name]
-    if missing_names:
+    bound |= named_arguments
+    if missing := [name for name in names if name not in bound]:
         raise UsageError(
-            f"missing arguments: {', '.join(missing_names)}; the arguments are: {', '.join(names)}"
+            f"missing arguments: {', '.join(missing)}; the arguments are: {', '.join(names)}"
         )
-    return {name: arguments_by_name[name] for name in names}
+    return {name: bound[name] for name in names}
 
 
 def bind_outputs(names: Sequence[str], out: object) -> dict[str, object]:
@@ -280,20 +286,13 @@ _LAUNCHES = 10  # number of launches per round and block size
 _SMALLEST_GAIN = 0.02  # minimum relative gain over the default block size
 _ALIGNMENT_BYTES = 512
 
-# A function that returns the launch plan for inputs, outputs and a block size. None stands for the default
-# block size.
-Planner = Callable[[Mapping[str, Operand], Mapping[str, ArrayView], int | None], LaunchPlan]
-
 
 def choose_threads(
+    call: KernelCall,
     kernels: PlannedKernels,
-    gpu: Gpu,
-    planner: Planner,
-    *,
+    program: ElementwiseProgram,
     inputs: Mapping[str, Operand],
     outputs: Mapping[str, ArrayView],
-    updated_inputs: tuple[str, ...],
-    stream: Stream,
 ) -> int | None:
     """Return the fastest number of threads of a block, from the kernel cache or from a measurement.
 
@@ -301,61 +300,77 @@ def choose_threads(
     None, the default block size, during a stream capture, in which nothing can be measured. Raises
     CUDA_ERROR_OUT_OF_MEMORY if the copies do not fit.
     """
+    gpu, stream = call.gpu, call.stream
     if gpu.capture_id(stream) is not None:
         return None
-    plan = planner(inputs, outputs, None)
+    plan = program.plan(inputs, outputs)
     if not plan.blocks:
         return None
-    device = _model_name(gpu)
+    if gpu.simulated:
+        device = str(getattr(gpu, "name", "sim"))
+    else:
+        from cudakit.gpu.cuda.current import device_name
+
+        device = device_name(int(getattr(gpu, "ordinal", 0)))
     # Grids whose numbers of blocks have equally many bits share one measured block size.
     key = cache_key("cudakit block size", device, (), f"{plan.name} {plan.blocks.bit_length()}")
     cache = user_cache(os.environ)
-    stored_threads = cache.get(key) if cache else None
-    if (
-        stored_threads is not None
-        and stored_threads.isdigit()
-        and int(stored_threads) in TUNED_THREADS
-    ):
-        return int(stored_threads)
-    copies = _Copies(gpu, stream)
+    stored = cache.get(key) if cache else None
+    if stored is not None and stored.isdigit() and int(stored) in TUNED_THREADS:
+        return int(stored)
+    memory: list[Ptr] = []
+
+    def copy(view: ArrayView) -> ArrayView:
+        """Copy an array to memory of the same layout and alignment."""
+        begin, end = byte_range(view, element_bytes(view))
+        if begin == end:
+            return view
+        memory.append(gpu.malloc(end - begin + _ALIGNMENT_BYTES, stream))
+        target = Ptr(memory[-1] + (begin - memory[-1]) % _ALIGNMENT_BYTES)
+        gpu.copy(target, Ptr(begin), end - begin, stream)
+        return replace(view, ptr=Ptr(target + view.ptr - begin))
+
     try:
-        copied_outputs = {name: copies.copy(view) for name, view in outputs.items()}
         copied_inputs = {
-            name: copies.copy(operand)
-            if name in updated_inputs and isinstance(operand, ArrayView)
+            name: copy(operand)
+            if name in program.program.updated_inputs and isinstance(operand, ArrayView)
             else operand
             for name, operand in inputs.items()
         }
-        threads = _measure_threads(
-            kernels, gpu, planner, copied_inputs, copied_outputs, stream, plan.threads
-        )
+        copied_outputs = {name: copy(view) for name, view in outputs.items()}
+        operands = [
+            operand.ptr if isinstance(operand, ArrayView) else operand
+            for operand in (*copied_inputs.values(), *copied_outputs.values())
+        ]
+        plans = {
+            threads: program.plan(copied_inputs, copied_outputs, threads)
+            for threads in TUNED_THREADS
+        }
+        seconds = _measure_plans(kernels, gpu, plans, operands, stream)
     finally:
-        copies.free()
+        for ptr in memory:
+            gpu.free(ptr, stream)
+    fastest = min(seconds, key=lambda threads: seconds[threads])
+    has_gain = seconds[fastest] < (1 - _SMALLEST_GAIN) * seconds[plan.threads]
+    threads = fastest if has_gain else plan.threads
     if cache:
         cache.keep(key, str(threads).encode(), Label(plan.name, device, "measured block size"))
     return threads
 
 
-def _measure_threads(
+def _measure_plans(
     kernels: PlannedKernels,
     gpu: Gpu,
-    planner: Planner,
-    inputs: Mapping[str, Operand],
-    outputs: Mapping[str, ArrayView],
+    plans: Mapping[int, LaunchPlan],
+    operands: Sequence[complex | np.generic],
     stream: Stream,
-    default_threads: int,
-) -> int:
-    """Return the block size with the shortest median time; rounds alternate between all block sizes."""
-    operands = [
-        operand.ptr if isinstance(operand, ArrayView) else operand
-        for operand in (*inputs.values(), *outputs.values())
-    ]
-    plan_by_threads = {threads: planner(inputs, outputs, threads) for threads in TUNED_THREADS}
-    seconds_by_threads: dict[int, list[float]] = {threads: [] for threads in plan_by_threads}
+) -> dict[int, float]:
+    """Return the median time of each plan; rounds alternate between all plans."""
+    times: dict[int, list[float]] = {threads: [] for threads in plans}
     begin, end = gpu.event(), gpu.event()
     try:
         for _ in range(_ROUNDS):
-            for threads, plan in plan_by_threads.items():
+            for threads, plan in plans.items():
                 arguments = arguments_of(plan, operands)
                 kernels.launch(plan, arguments, stream)  # warms up the caches
                 gpu.record(begin, stream)
@@ -363,50 +378,8 @@ def _measure_threads(
                     kernels.launch(plan, arguments, stream)
                 gpu.record(end, stream)
                 gpu.sync_event(end)
-                seconds_by_threads[threads].append(gpu.elapsed(begin, end))
+                times[threads].append(gpu.elapsed(begin, end))
     finally:
         gpu.destroy_event(begin)
         gpu.destroy_event(end)
-    median_by_threads = {
-        threads: statistics.median(times) for threads, times in seconds_by_threads.items()
-    }
-    fastest_threads = min(median_by_threads, key=lambda threads: median_by_threads[threads])
-    has_gain = (
-        median_by_threads[fastest_threads]
-        < (1 - _SMALLEST_GAIN) * median_by_threads[default_threads]
-    )
-    return fastest_threads if has_gain else default_threads
-
-
-class _Copies:
-    """Copies of arrays with the same layout and alignment, freed together."""
-
-    def __init__(self, gpu: Gpu, stream: Stream) -> None:
-        self._gpu, self._stream = gpu, stream
-        self._allocations: list[Ptr] = []
-
-    def copy(self, view: ArrayView) -> ArrayView:
-        """Copy an array, and return the view of the copy."""
-        source_begin, source_end = byte_range(view, element_bytes(view))
-        if source_begin == source_end:
-            return view
-        memory = self._gpu.malloc(source_end - source_begin + _ALIGNMENT_BYTES, self._stream)
-        self._allocations.append(memory)
-        copy_begin = Ptr(memory + (source_begin - memory) % _ALIGNMENT_BYTES)
-        self._gpu.copy(copy_begin, Ptr(source_begin), source_end - source_begin, self._stream)
-        ptr = Ptr(copy_begin + view.ptr - source_begin)
-        return ArrayView(ptr, view.dtype, view.shape, view.strides, view.read_only)
-
-    def free(self) -> None:
-        """Free all copies in stream order."""
-        for memory in self._allocations:
-            self._gpu.free(memory, self._stream)
-
-
-def _model_name(gpu: Gpu) -> str:
-    """Return a name that GPUs of the same model share."""
-    if gpu.simulated:
-        return str(getattr(gpu, "name", "sim"))
-    from cudakit.gpu.cuda.current import device_name
-
-    return device_name(int(getattr(gpu, "ordinal", 0)))
+    return {threads: statistics.median(seconds) for threads, seconds in times.items()}

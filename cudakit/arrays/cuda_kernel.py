@@ -77,7 +77,7 @@ class CudaKernel:
             call.stream,
             shared_bytes=shared_bytes,
         )
-        call.set_stream(tuple(arguments_by_name.values()))
+        call.set_stream(arguments_by_name.values())
 
     def _infer_template_types(self, operands: dict[str, Operand]) -> dict[str, str]:
         """Return the dtype of each template parameter, from the arrays and numpy scalars of a call."""

@@ -6,7 +6,7 @@ Each thread computes the elements of one or several vectors of up to 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -68,7 +68,7 @@ class ElementwiseProgram:
         """
         assignments = infer(self.program, input_types(inputs))
         dtypes = {assignment.target: assignment.dtype for assignment in assignments}
-        shape = self._shape(inputs)
+        shape = broadcast_shape(arrays_of(inputs))
         return {name: ResultType(dtypes[name].name, shape) for name in self.program.new_outputs}
 
     def plan(
@@ -88,52 +88,48 @@ class ElementwiseProgram:
         arrays = arrays_of(inputs)
         output_arrays = self._output_arrays(inputs, outputs)
         assignments = infer(program, input_types(inputs))
-        target_dtypes = {name: dtype_of(view.dtype) for name, view in output_arrays.items()}
-        check_stores(program, assignments, target_dtypes)
-        shape = self._shape(inputs) if arrays else next(iter(output_arrays.values())).shape
+        check_stores(
+            program,
+            assignments,
+            {name: dtype_of(view.dtype) for name, view in output_arrays.items()},
+        )
+        shape = broadcast_shape(arrays) if arrays else next(iter(output_arrays.values())).shape
         check_arrays(arrays, output_arrays, shape)
-        operand_views = {**arrays, **outputs}
-        layout = merged_layout(
-            shape, [(view.shape, view.strides) for view in operand_views.values()]
-        )
-        dtypes = {name: dtype_of(view.dtype) for name, view in operand_views.items()}
-        vector_size = vector_width(
+        views = {**arrays, **outputs}
+        layout = merged_layout(shape, [(view.shape, view.strides) for view in views.values()])
+        dtypes = {name: dtype_of(view.dtype) for name, view in views.items()}
+        sizes_bytes = [dtype.size_bytes for dtype in dtypes.values()]
+        width = vector_width(
             layout,
-            [view.ptr for view in operand_views.values()],
-            [dtype.size_bytes for dtype in dtypes.values()],
+            [view.ptr for view in views.values()],
+            sizes_bytes,
+            largest=16 if max(sizes_bytes) == 1 else 8,
         )
-        scalars = {
-            name: value_type.dtype
-            for name, value_type in input_types(inputs).items()
-            if name not in arrays
-        }
-        default_threads, vectors = choose_block(layout, vector_size)
-        block_threads = threads or default_threads
+        default_threads, vectors = choose_block(layout, width)
+        threads = threads or default_threads
+        block_count = -(-layout.count // (vectors * width * threads))
+        if block_count > _MAX_BLOCKS:
+            raise UsageError(f"{layout.count} elements are more than one launch can compute")
         kernel = ElementwiseSource(
             program=program,
             assignments=assignments,
             dtypes=dtypes,
-            scalars=scalars,
+            scalars=scalar_dtypes(inputs),
             layout=layout,
-            width=vector_size,
-            threads=block_threads,
+            width=width,
+            threads=threads,
             vectors=vectors,
         )
         source, name = kernel.source()
         _register_host_kernel(name, kernel)
-        operand_indices = {
-            operand: index for index, operand in enumerate([*inputs, *program.new_outputs])
-        }
-        block_count = -(-layout.count // (kernel.elements_per_thread * block_threads))
-        if block_count > _MAX_BLOCKS:
-            raise UsageError(f"{layout.count} elements are more than one launch can compute")
-        layout_numbers = [layout.count, *layout.sizes]
+        positions = {name: index for index, name in enumerate([*inputs, *program.new_outputs])}
+        numbers = [layout.count, *layout.sizes]
         for strides in layout.strides:
-            layout_numbers += strides
-        parameters: list[Parameter] = [bytes_argument(np.array(layout_numbers, np.int64).tobytes())]
-        parameters += [Address(operand_indices[name]) for name in operand_views]
-        parameters += [Scalar(operand_indices[name], dtype) for name, dtype in scalars.items()]
-        return LaunchPlan(source, name, block_count, block_threads, tuple(parameters))
+            numbers += strides
+        parameters: list[Parameter] = [bytes_argument(np.array(numbers, np.int64).tobytes())]
+        parameters += [Address(positions[name]) for name in views]
+        parameters += [Scalar(positions[name], dtype) for name, dtype in kernel.scalars.items()]
+        return LaunchPlan(source, name, block_count, threads, tuple(parameters))
 
     def check_overlaps(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
@@ -147,77 +143,79 @@ class ElementwiseProgram:
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> dict[str, ArrayView]:
         """Return the arrays of all outputs, including arrays that the expression updates."""
-        return {
-            name: outputs[name] if name in outputs else _updated_array(name, inputs[name])
-            for name in self.program.outputs
-        }
-
-    def _shape(self, inputs: Mapping[str, Operand]) -> tuple[int, ...]:
-        arrays = arrays_of(inputs)
-        return broadcast_shape(list(arrays), [view.shape for view in arrays.values()])
+        arrays = {}
+        for name in self.program.outputs:
+            array = outputs[name] if name in outputs else inputs[name]
+            if not isinstance(array, ArrayView):
+                raise UsageError(
+                    f"the expression assigns to its input {name}, which is a number",
+                    hint=f"pass an array as {name}, or assign to another name",
+                )
+            arrays[name] = array
+        return arrays
 
 
 def _register_host_kernel(name: str, kernel: ElementwiseSource) -> None:
     """Register the numpy implementation of a kernel, for simulated devices."""
-    arrays = list(kernel.dtypes.items())
-    scalars = list(kernel.scalars.items())
-    layout = kernel.layout
-    program = kernel.program
+    dimensions, program = len(kernel.layout.sizes), kernel.program
 
     @host_kernel(name)
-    def run(launch: Launch, layout_words: np.generic, *arguments: int | np.generic) -> None:
-        layout_numbers = np.frombuffer(layout_words.tobytes(), np.int64)
-        dimension_count = len(layout.sizes)
-        sizes = tuple(map(int, layout_numbers[1 : 1 + dimension_count]))
-        strides = layout_numbers[1 + dimension_count :].reshape(len(arrays), dimension_count)
-        views = {
-            array_name: (int(arguments[index]), dtype, tuple(map(int, strides[index])))
-            for index, (array_name, dtype) in enumerate(arrays)
-        }
-        values_by_name: dict[str, Values] = {}
-        for index, (scalar_name, dtype) in enumerate(scalars):
-            argument = arguments[len(arrays) + index]
-            values_by_name[scalar_name] = np.frombuffer(
-                np.asarray(argument).tobytes(), dtype.compute
-            ).reshape(())
-        for array_name, (address, dtype, array_strides) in views.items():
-            if array_name in program.inputs:
-                element_bits = read_array(launch, address, dtype.storage, sizes, array_strides)
-                values_by_name[array_name] = from_storage(element_bits, dtype)
-        values_of_outputs = evaluate(kernel.assignments, values_by_name)
-        for array_name in program.outputs:
-            address, dtype, array_strides = views[array_name]
-            write_array(
-                launch,
-                address,
-                to_storage(np.broadcast_to(values_of_outputs[array_name], sizes[::-1]), dtype),
-                array_strides,
+    def run(launch: Launch, layout: np.generic, *arguments: int | np.generic) -> None:
+        words = np.frombuffer(layout.tobytes(), np.int64)
+        sizes = words[1 : 1 + dimensions].tolist()
+        strides = words[1 + dimensions :].reshape(-1, dimensions).tolist()
+        arrays = {
+            array: (int(argument), dtype, array_strides)
+            for (array, dtype), argument, array_strides in zip(
+                kernel.dtypes.items(), arguments, strides, strict=False
             )
+        }
+        values = scalar_values(kernel.scalars, arguments[len(arrays) :])
+        for array, (address, dtype, array_strides) in arrays.items():
+            if array in program.inputs:
+                bits = read_array(launch, address, dtype.storage, sizes, array_strides)
+                values[array] = from_storage(bits, dtype)
+        results = evaluate(kernel.assignments, values)
+        for array in program.outputs:
+            address, dtype, array_strides = arrays[array]
+            bits = to_storage(np.broadcast_to(results[array], sizes[::-1]), dtype)
+            write_array(launch, address, bits, array_strides)
 
 
 def input_types(inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
     """Return the type of each input. Python floats are float64 only if an input is float64 or complex128."""
-    value_types = {name: _value_type(value) for name, value in inputs.items()}
-    dtype_names = {
-        value_type.dtype.name for value_type in value_types.values() if not value_type.is_weak
+    types = {
+        name: ValueType(dtype_of(value.dtype if isinstance(value, ArrayView) else value.dtype.name))
+        if isinstance(value, ArrayView | np.generic)
+        else weak_type(value)
+        for name, value in inputs.items()
     }
-    if dtype_names & {"float64", "complex128"}:
-        float64_dtypes = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
-        value_types = {
-            name: ValueType(float64_dtypes.get(value_type.dtype.category, value_type.dtype), True)
-            if value_type.is_weak
-            else value_type
-            for name, value_type in value_types.items()
-        }
-    return value_types
+    if any(not t.is_weak and t.dtype.name in ("float64", "complex128") for t in types.values()):
+        wide = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
+        for name, value_type in types.items():
+            if value_type.is_weak:
+                dtype = wide.get(value_type.dtype.category, value_type.dtype)
+                types[name] = ValueType(dtype, is_weak=True)
+    return types
 
 
-def _value_type(value: Operand) -> ValueType:
-    if isinstance(value, ArrayView):
-        return ValueType(dtype_of(value.dtype))
-    if isinstance(value, np.generic):
-        return ValueType(dtype_of(value.dtype.name))
-    return weak_type(value)
+def scalar_dtypes(inputs: Mapping[str, Operand]) -> dict[str, DType]:
+    """Return the dtypes of the operands that are numbers."""
+    return {
+        name: value_type.dtype
+        for name, value_type in input_types(inputs).items()
+        if not isinstance(inputs[name], ArrayView)
+    }
+
+
+def scalar_values(
+    scalars: Mapping[str, DType], arguments: Sequence[int | np.generic]
+) -> dict[str, Values]:
+    """Return the numbers that a launch passed to a host kernel, in the dtypes in which it computes."""
+    return {
+        name: np.frombuffer(np.asarray(argument).tobytes(), dtype.compute).reshape(())
+        for (name, dtype), argument in zip(scalars.items(), arguments, strict=True)
+    }
 
 
 def element_bytes(view: ArrayView) -> int:
@@ -230,22 +228,12 @@ def arrays_of(inputs: Mapping[str, Operand]) -> dict[str, ArrayView]:
     return {name: value for name, value in inputs.items() if isinstance(value, ArrayView)}
 
 
-def _updated_array(name: str, value: Operand) -> ArrayView:
-    if not isinstance(value, ArrayView):
-        raise UsageError(
-            f"the expression assigns to its input {name}, which is a number",
-            hint=f"pass an array as {name}, or assign to another name",
-        )
-    return value
-
-
 def check_arrays(
     inputs: Mapping[str, ArrayView], output_arrays: Mapping[str, ArrayView], shape: tuple[int, ...]
 ) -> None:
     """Raise UsageError for arrays that a kernel cannot use: shape, alignment, read-only, overlap."""
     for name, view in {**inputs, **output_arrays}.items():
-        element_bytes = dtype_of(view.dtype).size_bytes
-        alignment = min(element_bytes, 16)
+        alignment = min(element_bytes(view), 16)
         if view.size and any(offset % alignment for offset in (view.ptr, *view.strides)):
             raise UsageError(
                 f"{name} is misaligned: elements of {view.dtype} need addresses and strides that are "
@@ -279,31 +267,16 @@ def check_overlaps(
 
     An output may be the same array as one of the inputs, but must not overlap the ``excluded_arrays``.
     """
-    for other_name, other_array in {**inputs, **excluded_arrays}.items():
-        if other_name == name or not _overlaps(output, other_array):
+    begin, end = byte_range(output, element_bytes(output))
+    for other_name, other in {**inputs, **excluded_arrays}.items():
+        other_begin, other_end = byte_range(other, element_bytes(other))
+        if other_name == name or max(begin, other_begin) >= min(end, other_end):
             continue
-        is_same_array = (
-            other_array.ptr,
-            other_array.shape,
-            other_array.strides,
-            other_array.dtype,
-        ) == (
-            output.ptr,
-            output.shape,
-            output.strides,
-            output.dtype,
-        )
-        if not is_same_array or other_name in excluded_arrays:
+        if other_name in excluded_arrays or replace(other, read_only=output.read_only) != output:
             raise UsageError(
                 f"the output {name} overlaps {other_name} in memory",
                 hint=f"pass another output, or all of {other_name} to compute in place",
             )
-
-
-def _overlaps(first_array: ArrayView, second_array: ArrayView) -> bool:
-    first_begin, first_end = byte_range(first_array, element_bytes(first_array))
-    second_begin, second_end = byte_range(second_array, element_bytes(second_array))
-    return max(first_begin, second_begin) < min(first_end, second_end)
 
 
 # --- CUDA C++ source of element-wise kernels ------------------------------------------------------
@@ -337,11 +310,6 @@ class ElementwiseSource:
     threads: int  # number of threads of a block
     vectors: int  # number of vectors of a thread; between them are the vectors of other threads
 
-    @property
-    def elements_per_thread(self) -> int:
-        """The number of elements that each thread computes."""
-        return self.vectors * self.width
-
     def source(self) -> tuple[str, str]:
         """Return the CUDA C++ source, and the name of the kernel."""
         body = self._body()
@@ -352,19 +320,50 @@ class ElementwiseSource:
         return f"{comment}{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}", name
 
     def _body(self) -> str:
-        axis_count = len(self.layout.sizes)
-        index_type = "u32" if self.layout.count < _MAX_INDEX_32 else "u64"
+        layout, axis_count = self.layout, len(self.layout.sizes)
+        index_type = "u32" if layout.count < _MAX_INDEX_32 else "u64"
         parameters = [f"char* p{index}" for index in range(len(self.dtypes))]
         parameters += [
             f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
         ]
         parameter_list = ", ".join(parameters)
-        distances = [
-            f"i64 d{index}"
-            for index in range(len(self.dtypes))
-            if self._distance_is_argument(index)
-        ]
+        spaced = [index for index in range(len(self.dtypes)) if self._distance_is_argument(index)]
+        distances = [f"i64 d{index}" for index in spaced]
         compute_parameters = ", ".join([*parameters, "Index remaining", *distances])
+        addresses = [
+            " + ".join(
+                [f"p{index}"]
+                + [
+                    f"(i64)i{axis} * {self._stride_text(index, axis)}"
+                    for axis in range(axis_count)
+                    if strides[axis]
+                ]
+            )
+            for index, strides in enumerate(layout.strides)
+        ]
+        arguments = [*addresses, *(f"s{index}" for index in range(len(self.scalars)))]
+        if axis_count == 1:
+            steps = [f"SPACING * {self._stride_text(index, 0)}" for index in spaced]
+            call = f"({', '.join([*arguments, 'count - i0', *steps])});"
+            lines = [
+                "    const Index block_begin = blockIdx.x * (Index)BLOCK_ELEMENTS;",
+                "    const Index i0 = block_begin + threadIdx.x * WIDTH;",
+                f"    if (count - block_begin >= BLOCK_ELEMENTS) compute<false>{call}",
+                f"    else if (i0 < count) compute<true>{call}",
+            ]
+        else:
+            # Each thread computes one vector, and no vector crosses the end of an innermost row.
+            lines = [
+                "    const Index first = (blockIdx.x * (Index)THREADS + threadIdx.x) * WIDTH;",
+                "    if (first >= count) return;",
+                "    Index rest = first;",
+            ]
+            for axis in range(axis_count - 1):
+                size = f"(Index)layout.sizes[{axis}]"
+                lines += [f"    const Index i{axis} = rest % {size};", f"    rest /= {size};"]
+            lines.append(f"    const Index i{axis_count - 1} = rest;")
+            lines.append(f"    compute<false>({', '.join([*arguments, 'WIDTH'])});")
+        index_text = "\n".join(lines)
         return f"""
 typedef {index_type} Index;
 enum {{ WIDTH = {self.width}, VECTORS = {self.vectors}, THREADS = {self.threads} }};
@@ -382,58 +381,9 @@ __device__ void compute({compute_parameters}) {{
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const Layout layout, {parameter_list}) {{
     const Index count = (Index)layout.count;
-{self._index_text()}
+{index_text}
 }}
 """
-
-    def _index_text(self) -> str:
-        """Return the text that computes the index of a thread's first element, and calls ``compute``."""
-        axis_count = len(self.layout.sizes)
-        arguments = [
-            "".join(
-                [f"p{index}"]
-                + [
-                    f" + (i64)i{axis} * {self._stride_text(index, axis)}"
-                    for axis in range(axis_count)
-                    if strides[axis]
-                ]
-            )
-            for index, strides in enumerate(self.layout.strides)
-        ]
-        arguments += [f"s{index}" for index in range(len(self.scalars))]
-        if axis_count > 1:
-            return self._strided_text(arguments)
-        distances = [
-            f"SPACING * {self._stride_text(index, 0)}"
-            for index in range(len(self.dtypes))
-            if self._distance_is_argument(index)
-        ]
-        call = f"({', '.join([*arguments, 'count - i0', *distances])});"
-        return (
-            "    const Index block_begin = blockIdx.x * (Index)BLOCK_ELEMENTS;\n"
-            "    const Index i0 = block_begin + threadIdx.x * WIDTH;\n"
-            f"    if (count - block_begin >= BLOCK_ELEMENTS) compute<false>{call}\n"
-            f"    else if (i0 < count) compute<true>{call}"
-        )
-
-    def _strided_text(self, arguments: Sequence[str]) -> str:
-        """Return the CUDA C++ for arrays of several dimensions, in which each thread computes one vector.
-
-        The layout ensures that no vector crosses the end of a row of the innermost dimension.
-        """
-        dimension_count = len(self.layout.sizes)
-        lines = [
-            "    const Index first = (blockIdx.x * (Index)THREADS + threadIdx.x) * WIDTH;",
-            "    if (first >= count) return;",
-            "    Index rest = first;",
-        ]
-        for axis in range(dimension_count - 1):
-            size_text = f"(Index)layout.sizes[{axis}]"
-            lines.append(f"    const Index i{axis} = rest % {size_text};")
-            lines.append(f"    rest /= {size_text};")
-        lines.append(f"    const Index i{dimension_count - 1} = rest;")
-        lines.append(f"    compute<false>({', '.join([*arguments, 'WIDTH'])});")
-        return "\n".join(lines)
 
     def _stride_text(self, index: int, axis: int) -> str:
         """Return a stride as C++ text: a literal for adjacent elements, which saves a load."""
@@ -453,79 +403,56 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const Layout l
     def _compute_text(self) -> str:
         """Return the body of the function that loads, computes and stores the elements of one thread."""
         arrays = list(self.dtypes)
-        variable_by_name = {name: f"s{index}" for index, name in enumerate(self.scalars)}
-        lines = self._load_lines()
-        loop_lines: list[str] = []
-        for index, name in enumerate(arrays):
+        variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
+        loads: list[str] = []
+        loop: list[str] = []
+        stores: list[str] = []
+        for index, (name, dtype) in enumerate(self.dtypes.items()):
+            storage, is_vector = dtype.storage_type, self._is_vector(index)
+            if is_vector:
+                loads.append(f"    Vector<{storage}, WIDTH> v{index}[VECTORS] = {{}};")
+            else:
+                loads.append(f"    const {storage} e{index} = *(const {storage}*)p{index};")
             if name in self.program.inputs:
-                is_vector = self._is_vector(index)
-                element_text = f"v{index}[v].elements[k]" if is_vector else f"e{index}"
-                loop_lines.append(f"        const auto x{index} = load_value({element_text});")
-                variable_by_name[name] = f"x{index}"
-        for assignment_index, assignment in enumerate(self.assignments):
-            value_text = cuda_text(assignment.value, variable_by_name)
-            loop_lines.append(
-                f"        const {assignment.dtype.compute_type} t{assignment_index} = {value_text};"
-            )
-            variable_by_name[assignment.target] = f"t{assignment_index}"
-        store_lines: list[str] = []
+                if is_vector:
+                    loads += self._transfer_lines(index, is_store=False)
+                element = f"v{index}[v].elements[k]" if is_vector else f"e{index}"
+                loop.append(f"        const auto x{index} = load_value({element});")
+                variables[name] = f"x{index}"
+        for index, assignment in enumerate(self.assignments):
+            value = cuda_text(assignment.value, variables)
+            loop.append(f"        const {assignment.dtype.compute_type} t{index} = {value};")
+            variables[assignment.target] = f"t{index}"
         for name in self.program.outputs:
             index = arrays.index(name)
-            stored_text = (
-                f"stored<{self.dtypes[name].storage_type}>::from({variable_by_name[name]})"
-            )
-            loop_lines.append(f"        v{index}[v].elements[k] = {stored_text};")
-            store_lines += self._transfer_lines(index, is_store=True)
+            stored = f"stored<{self.dtypes[name].storage_type}>::from({variables[name]})"
+            loop.append(f"        v{index}[v].elements[k] = {stored};")
+            stores += self._transfer_lines(index, is_store=True)
         loop_head = [
             "    #pragma unroll",
             "    for (int v = 0; v < VECTORS; ++v)",
             "    #pragma unroll",
             "    for (int k = 0; k < WIDTH; ++k) {",
         ]
-        return "\n".join([*lines, *loop_head, *loop_lines, "    }", *store_lines])
-
-    def _load_lines(self) -> list[str]:
-        """Return the lines that declare the vectors of all arrays, and load those of the inputs."""
-        lines = []
-        for index, (name, dtype) in enumerate(self.dtypes.items()):
-            if self._is_vector(index):
-                lines.append(f"    Vector<{dtype.storage_type}, WIDTH> v{index}[VECTORS] = {{}};")
-                if name in self.program.inputs:
-                    lines += self._transfer_lines(index, is_store=False)
-            else:
-                element_text = f"*(const {dtype.storage_type}*)p{index}"
-                lines.append(f"    const {dtype.storage_type} e{index} = {element_text};")
-        return lines
+        return "\n".join([*loads, *loop_head, *loop, "    }", *stores])
 
     def _transfer_lines(self, index: int, *, is_store: bool) -> list[str]:
         """Return the lines that load or store the elements of a thread in one array."""
-        storage_type = list(self.dtypes.values())[index].storage_type
-        has_literal_distance = not self._distance_is_argument(index)
-        distance = f"SPACING * (i64)sizeof({storage_type})" if has_literal_distance else f"d{index}"
+        storage = list(self.dtypes.values())[index].storage_type
+        is_argument = self._distance_is_argument(index)
+        distance = f"d{index}" if is_argument else f"SPACING * (i64)sizeof({storage})"
         address = f"p{index} + v * {distance}"
-        vector_type = f"Vector<{storage_type}, WIDTH>"
-        vector_text, element_text = (
-            f"*({vector_type}*)({address})",
-            (f"(({storage_type}*)({address}))[k]"),
-        )
-        vector, element = f"v{index}[v]", f"v{index}[v].elements[k]"
+        sides = (f"v{index}[v]", f"*(Vector<{storage}, WIDTH>*)({address})")
+        element_sides = (f"v{index}[v].elements[k]", f"(({storage}*)({address}))[k]")
         if is_store:
-            vector_transfer, element_transfer = (
-                f"{vector_text} = {vector};",
-                f"{element_text} = {element};",
-            )
-        else:
-            vector_transfer, element_transfer = (
-                f"{vector} = {vector_text};",
-                f"{element} = {element_text};",
-            )
+            sides, element_sides = sides[::-1], element_sides[::-1]
         return [
             "    #pragma unroll",
             "    for (int v = 0; v < VECTORS; ++v) {",
-            f"        if (!IS_PARTIAL || v * SPACING + WIDTH <= remaining) {vector_transfer}",
+            f"        if (!IS_PARTIAL || v * SPACING + WIDTH <= remaining) {' = '.join(sides)};",
             "        else if (WIDTH > 1)",
             "            for (int k = 0; k < WIDTH; ++k)",
-            f"                if (v * SPACING + k < remaining) {element_transfer}",
+            f"                if (v * SPACING + k < remaining) {' = '.join(element_sides)};",
             "    }",
         ]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from cudakit.arrays.calls import (
     KernelsByDevice,
     bind_arguments,
     bind_outputs,
+    choose_threads,
     stream_of,
 )
 from cudakit.arrays.elementwise import (
@@ -20,7 +21,7 @@ from cudakit.arrays.elementwise import (
     Operand,
     ResultType,
 )
-from cudakit.arrays.launch import LaunchPlan, arguments_of
+from cudakit.arrays.launch import LaunchPlan
 from cudakit.arrays.reduction import ReductionProgram
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.arrays import operand_of, shared_device
@@ -37,6 +38,8 @@ __all__ = ["DeviceArray", "Elementwise", "Reduction", "elementwise", "reduction"
 
 # Maximum number of stored launch plans per kernel. A program that needs more changes its shapes all the time.
 _MAX_PLANS = 1024
+
+_T = TypeVar("_T")
 
 
 def to_device(
@@ -76,8 +79,8 @@ class Elementwise(FastCall):
         self._program = ElementwiseProgram(text, outputs)
         self._tune = tune
         self._kernels = KernelsByDevice()
-        self._plan_by_layout: dict[object, LaunchPlan] = {}
-        self._types_by_layout: dict[object, dict[str, ResultType]] = {}
+        self._plans = _ByLayout[LaunchPlan]()
+        self._types_by_layout = _ByLayout[dict[str, ResultType]]()
         program = self._program.program
         self._configure(len(program.inputs), len(program.new_outputs))
 
@@ -103,79 +106,44 @@ class Elementwise(FastCall):
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         outputs = bind_outputs(program.new_outputs, out)
         call = KernelCall({**inputs, **outputs}, stream)
-        operand_by_name = {name: call.operands[name] for name in inputs}
+        operands = {name: call.operands[name] for name in inputs}
         new_outputs = None
         if not outputs:
-            key = tuple(map(_layout_key, operand_by_name.values()))
-            result_types = self._types_by_layout.get(key)
-            if result_types is None:
-                if len(self._types_by_layout) >= _MAX_PLANS:
-                    self._types_by_layout.clear()
-                result_types = self._types_by_layout[key] = self._program.result_types(
-                    operand_by_name
-                )
-            new_outputs = tuple(result_types.values()) or None
-            outputs = {
-                name: call.new_array(result_type.dtype, result_type.shape)
-                for name, result_type in result_types.items()
-            }
-        output_views = {name: operand_of(array, name).view for name, array in outputs.items()}
-        plan = self._plan(call, operand_by_name, output_views)
-        self._program.check_overlaps(operand_by_name, output_views)
-        operands = [
-            value.ptr if isinstance(value, ArrayView) else value
-            for value in (*operand_by_name.values(), *output_views.values())
-        ]
-        kernels = self._kernels.kernels_of(call.gpu)
-        call.launch(kernels, plan, arguments_of(plan, operands))
-        arrays = {**inputs, **outputs}
-        results = tuple(arrays[name] for name in program.outputs)
-        call.set_stream(results)
-        array_names = list(arrays)
-        call.prepare_fast_call(
+            types = self._types_by_layout.of(
+                map(_layout_key, operands.values()), lambda: self._program.result_types(operands)
+            )
+            new_outputs = tuple(types.values()) or None
+            outputs = {name: call.new_array(new.dtype, new.shape) for name, new in types.items()}
+        views = {name: operand_of(array, name).view for name, array in outputs.items()}
+        plan = self._plan(call, operands, views)
+        self._program.check_overlaps(operands, views)
+        names = [*inputs, *outputs]
+        return call.run(
             self,
-            kernels,
+            self._kernels,
             plan,
+            (*operands.values(), *views.values()),
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs.values()),
             new_outputs=new_outputs,
-            results=[array_names.index(name) for name in program.outputs],
+            results=[names.index(name) for name in program.outputs],
         )
-        return results[0] if len(results) == 1 else results
 
     def _plan(
         self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> LaunchPlan:
-        key = tuple(map(_layout_key, (*inputs.values(), *outputs.values())))
-        if self._tune:  # the fastest block size differs between devices
-            key = (call.gpu, *key)
-        plan = self._plan_by_layout.get(key)
-        if plan is None:
-            if len(self._plan_by_layout) >= _MAX_PLANS:
-                self._plan_by_layout.clear()
-            threads = self._choose_threads(call, inputs, outputs)
-            plan = self._plan_by_layout[key] = self._program.plan(inputs, outputs, threads)
-        return plan
+        def make_plan() -> LaunchPlan:
+            threads = None
+            if self._tune:
+                self._program.check_overlaps(inputs, outputs)
+                call.wait_for_arrays()
+                kernels = self._kernels.kernels_of(call.gpu)
+                threads = choose_threads(call, kernels, self._program, inputs, outputs)
+            return self._program.plan(inputs, outputs, threads)
 
-    def _choose_threads(
-        self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
-    ) -> int | None:
-        """Return the measured block size, or None for the default one."""
-        if not self._tune:
-            return None
-        from cudakit.arrays.calls import choose_threads
-
-        self._program.check_overlaps(inputs, outputs)
-        call.wait_for_arrays()
-        return choose_threads(
-            self._kernels.kernels_of(call.gpu),
-            call.gpu,
-            self._program.plan,
-            inputs=inputs,
-            outputs=outputs,
-            updated_inputs=self._program.program.updated_inputs,
-            stream=call.stream,
-        )
+        key = map(_layout_key, (*inputs.values(), *outputs.values()))
+        # The fastest block size differs between devices.
+        return self._plans.of((call.gpu, *key) if self._tune else key, make_plan)
 
 
 def elementwise(
@@ -227,7 +195,7 @@ class Reduction(FastCall):
     def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:
         self._program = ReductionProgram(text, axis, keepdims=keepdims)
         self._kernels = KernelsByDevice()
-        self._plan_by_layout: dict[object, LaunchPlan] = {}
+        self._plans = _ByLayout[LaunchPlan]()
         self._configure(len(self._program.inputs), 1)
 
     @property
@@ -246,44 +214,26 @@ class Reduction(FastCall):
         program = self._program
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
-        operand_by_name = {name: call.operands[name] for name in inputs}
+        operands = {name: call.operands[name] for name in inputs}
         new_outputs = None
         if out is None:
-            result_type = program.result_type(operand_by_name)
+            result_type = program.result_type(operands)
             new_outputs = (result_type,)
             out = call.new_array(result_type.dtype, result_type.shape)
-        output_view = operand_of(out, "out").view
-        plan = self._plan(operand_by_name, output_view)
-        program.check_overlaps(operand_by_name, output_view)
-        operands = [
-            value.ptr if isinstance(value, ArrayView) else value
-            for value in (*operand_by_name.values(), output_view)
-        ]
-        scratch = self._kernels.scratch(call.gpu, plan, call.stream)
-        kernels = self._kernels.kernels_of(call.gpu)
-        call.launch(kernels, plan, arguments_of(plan, operands, scratch))
-        call.set_stream((out,))
-        if call.gpu.capture_id(call.stream) is None:  # a captured launch has its own scratch memory
-            call.prepare_fast_call(
-                self,
-                kernels,
-                plan,
-                inputs=tuple(inputs.values()),
-                outputs=(out,),
-                new_outputs=new_outputs,
-                results=[len(inputs)],
-                scratch=scratch,
-            )
-        return out
-
-    def _plan(self, inputs: Mapping[str, Operand], output: ArrayView) -> LaunchPlan:
-        key = tuple(map(_layout_key, (*inputs.values(), output)))
-        plan = self._plan_by_layout.get(key)
-        if plan is None:
-            if len(self._plan_by_layout) >= _MAX_PLANS:
-                self._plan_by_layout.clear()
-            plan = self._plan_by_layout[key] = self._program.plan(inputs, output)
-        return plan
+        output = operand_of(out, "out").view
+        views = (*operands.values(), output)
+        plan = self._plans.of(map(_layout_key, views), lambda: program.plan(operands, output))
+        program.check_overlaps(operands, output)
+        return call.run(
+            self,
+            self._kernels,
+            plan,
+            views,
+            inputs=tuple(inputs.values()),
+            outputs=(out,),
+            new_outputs=new_outputs,
+            results=[len(inputs)],
+        )
 
 
 def reduction(
@@ -304,6 +254,20 @@ def reduction(
     array([ 5., 10.])
     """
     return Reduction(expression, axis, keepdims=keepdims)
+
+
+class _ByLayout(dict[tuple[object, ...], _T]):
+    """What was computed for the layouts of operands."""
+
+    def of(self, layouts: Iterable[object], compute: Callable[[], _T]) -> _T:
+        """Return the value for layouts, computed at the first call."""
+        key = tuple(layouts)
+        value = self.get(key)
+        if value is None:
+            if len(self) >= _MAX_PLANS:
+                self.clear()
+            value = self[key] = compute()
+        return value
 
 
 def _layout_key(value: Operand) -> object:

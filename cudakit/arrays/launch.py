@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudakit.arrays.operations import DType
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Kernels, Module, Ptr, Stream
-from cudakit.gpu.api.arrays import Launch
+from cudakit.gpu.api.arrays import ArrayView, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,6 @@ class PlannedKernels:
 
 MAX_DIMENSIONS = 16
 _VECTOR_BYTES = 16
-_MAX_VECTOR = 8  # maximum number of elements of a vector; 16 if every element is one byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +146,14 @@ class Layout:
         return math.prod(self.sizes)
 
 
-def broadcast_shape(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def broadcast_shape(arrays: Mapping[str, ArrayView]) -> tuple[int, ...]:
     """Return the common shape of arrays, as numpy broadcasts. Raises UsageError that names the arrays."""
     try:
-        return np.broadcast_shapes(*shapes)
+        return np.broadcast_shapes(*(view.shape for view in arrays.values()))
     except ValueError:
-        shape_descriptions = ", ".join(
-            f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True)
-        )
+        shapes = ", ".join(f"{name} {list(view.shape)}" for name, view in arrays.items())
         raise UsageError(
-            f"the shapes do not broadcast: {shape_descriptions}",
+            f"the shapes do not broadcast: {shapes}",
             hint="sizes of a dimension must be equal or 1, counted from the last dimension",
         ) from None
 
@@ -207,35 +204,32 @@ def broadcast_strides(
 
 
 def vector_width(
-    layout: Layout, addresses: Sequence[int], element_sizes_bytes: Sequence[int]
+    layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence[int], *, largest: int
 ) -> int:
-    """Return the number of adjacent elements that a thread can load from every array at once.
+    """Return the number of adjacent elements, at most ``largest``, that a thread can load from every array.
 
-    Every array must be contiguous or constant along the innermost dimension. With several dimensions, no
-    vector may cross the end of the innermost one.
+    ``sizes_bytes`` are those of an element. Every array must be contiguous or constant along the innermost
+    dimension. With several dimensions, no vector may cross the end of the innermost one.
     """
-    largest_width = 16 if max(element_sizes_bytes) == 1 else _MAX_VECTOR
-    width = min(largest_width, _VECTOR_BYTES // min(element_sizes_bytes))
-    while width > 1 and not _allows_width(layout, addresses, element_sizes_bytes, width):
+
+    def is_allowed(width: int) -> bool:
+        if len(layout.sizes) > 1 and layout.sizes[0] % width:
+            return False
+        for address, strides, size_bytes in zip(
+            addresses, layout.strides, sizes_bytes, strict=False
+        ):
+            alignment = min(width * size_bytes, _VECTOR_BYTES)
+            if strides[0] and (
+                strides[0] != size_bytes
+                or any(offset % alignment for offset in (address, *strides[1:]))
+            ):
+                return False
+        return True
+
+    width = min(largest, _VECTOR_BYTES // min(sizes_bytes))
+    while width > 1 and not is_allowed(width):
         width //= 2
     return width
-
-
-def _allows_width(
-    layout: Layout, addresses: Sequence[int], element_sizes_bytes: Sequence[int], vector_size: int
-) -> bool:
-    if len(layout.sizes) > 1 and layout.sizes[0] % vector_size:
-        return False
-    for address, strides, element_bytes in zip(
-        addresses, layout.strides, element_sizes_bytes, strict=True
-    ):
-        if strides[0] == 0:
-            continue
-        alignment = min(vector_size * element_bytes, _VECTOR_BYTES)
-        is_aligned = all(offset % alignment == 0 for offset in (address, *strides[1:]))
-        if strides[0] != element_bytes or not is_aligned:
-            return False
-    return True
 
 
 # --- The kernels of one source, compiled for a device and loaded ----------------------------------
@@ -284,8 +278,8 @@ def read_array(
     launch: Launch,
     address: int,
     dtype: np.dtype[Any],
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
+    sizes: Sequence[int],
+    strides: Sequence[int],
 ) -> Values:
     """Return the elements of an array; sizes and strides in bytes are given innermost first."""
     if 0 in sizes:
@@ -295,7 +289,7 @@ def read_array(
     return np.ndarray(sizes[::-1], dtype, content, offset, strides[::-1])
 
 
-def write_array(launch: Launch, address: int, values: Values, strides: tuple[int, ...]) -> None:
+def write_array(launch: Launch, address: int, values: Values, strides: Sequence[int]) -> None:
     """Store values in an array whose strides in bytes are given innermost first."""
     sizes = values.shape[::-1]
     first_address, offset, size_bytes = _byte_span(address, values.dtype, sizes, strides)
@@ -307,7 +301,7 @@ def write_array(launch: Launch, address: int, values: Values, strides: tuple[int
 
 
 def _byte_span(
-    address: int, dtype: np.dtype[Any], sizes: tuple[int, ...], strides: tuple[int, ...]
+    address: int, dtype: np.dtype[Any], sizes: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, int, int]:
     """Return the first address of an array, the offset of its first element, and its size in bytes."""
     extents = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]

@@ -19,7 +19,7 @@ from cudakit.arrays.calls import KernelCall, KernelsByDevice
 from cudakit.arrays.elementwise import VECTORS, ResultType, check_overlaps, element_bytes
 from cudakit.arrays.expression_source import PRELUDE
 from cudakit.arrays.expressions import from_storage, to_storage
-from cudakit.arrays.launch import Address, LaunchPlan, arguments_of, read_array, write_array
+from cudakit.arrays.launch import Address, LaunchPlan, read_array, write_array
 from cudakit.arrays.operations import FLOAT, DType, dtype_of
 from cudakit.errors import UsageError
 from cudakit.gpu.api.arrays import ArrayView, Launch, contiguous_strides, host_kernel
@@ -287,13 +287,16 @@ class _SoftmaxCall(FastCall):
         output_view = operand_of(out, "out").view
         plan = plan_softmax(_rows_of(view, "x"), _rows_of(output_view, "out"))
         check_overlaps("out", output_view, {"x": view}, {})
-        kernels = self._kernels.kernels_of(call.gpu)
-        call.launch(kernels, plan, arguments_of(plan, [view.ptr, output_view.ptr]))
-        call.set_stream((out,))
-        call.prepare_fast_call(
-            self, kernels, plan, inputs=(x,), outputs=(out,), new_outputs=new_outputs, results=[1]
+        return call.run(
+            self,
+            self._kernels,
+            plan,
+            (view, output_view),
+            inputs=(x,),
+            outputs=(out,),
+            new_outputs=new_outputs,
+            results=[1],
         )
-        return out
 
 
 def _rows_of(view: ArrayView, name: str) -> ArrayView:
