@@ -19,9 +19,9 @@ from cudakit.memory.torch_snapshot import (
     extended_stem,
     write_snapshot,
 )
-from cudakit.record.memory_recording import MemorySource, begin_memory
-from cudakit.record.torch_import import after_import
-from cudakit.record.torch_memory import TorchHistory
+from cudakit.record.agent.memory import TorchHistory
+from cudakit.record.agent.torch_import import after_import
+from cudakit.record.recording import MemorySource, begin_memory
 from cudakit.trace.spool import Batch
 
 

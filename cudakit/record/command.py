@@ -65,12 +65,15 @@ def resolve(
     if not command_words:
         raise UsageError("no program to run", hint=_HINT)
     first_word = command_words[0]
-    if (
-        first_word.startswith(("-m", "-c"))
-        or first_word == "-"
-        or _is_script(first_word, environment)
-    ):
-        program = _requested_python(python, environment)
+    is_of_python = first_word.startswith(("-m", "-c")) or first_word == "-"
+    if is_of_python or _is_script(first_word, environment):
+        try:
+            program = _executable(python, environment) if python else active_python(environment)
+        except CommandNotFound:
+            raise CommandNotFound(
+                f"--python {python}: no such interpreter",
+                hint="name an interpreter, for example --python python3",
+            ) from None
         return Command(program, (program, *command_words), program)
     if first_word.startswith("-"):
         raise UsageError(
@@ -84,18 +87,6 @@ def resolve(
     reason = why_not_instrumented(python_command or ("",))
     python_path = interpreter_words[0] if interpreter_words else None
     return Command(program, tuple(command_words), python_path, reason)
-
-
-def _requested_python(python: str | None, environment: Mapping[str, str]) -> str:
-    if not python:
-        return active_python(environment)
-    try:
-        return _executable(python, environment)
-    except CommandNotFound:
-        raise CommandNotFound(
-            f"--python {python}: no such interpreter",
-            hint="name an interpreter, for example --python python3",
-        ) from None
 
 
 def _is_script(word: str, environment: Mapping[str, str]) -> bool:
@@ -190,20 +181,13 @@ def interpreter(program: str) -> tuple[str, ...]:
             shebang_line = file.readline(_MAX_SHEBANG_BYTES)
     except OSError:
         return ()
-    interpreter_words = _split_shebang(shebang_line) if shebang_line.startswith(b"#!") else []
-    return (
-        tuple(interpreter_words)
-        if interpreter_words and _PYTHON_NAME.fullmatch(os.path.basename(interpreter_words[0]))
-        else ()
-    )
-
-
-def _split_shebang(shebang_line: bytes) -> list[str]:
-    """Split a line like ``#!/usr/bin/env -S python3 -I`` into words, without env and its options."""
+    if not shebang_line.startswith(b"#!"):
+        return ()
     words = shebang_line[2:].decode(errors="replace").split()
-    if words and os.path.basename(words[0]) == "env":
+    if words and os.path.basename(words[0]) == "env":  # #!/usr/bin/env -S python3 -I
         words = [word for word in words[1:] if word != "-S" and "=" not in word]
-    return words
+    is_python = bool(words) and _PYTHON_NAME.fullmatch(os.path.basename(words[0]))
+    return tuple(words) if is_python else ()
 
 
 def why_not_instrumented(command: Sequence[str]) -> str:

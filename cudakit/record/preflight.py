@@ -14,14 +14,13 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.record.installed import (
-    Library,
     SearchPaths,
     find_frame_readers,
     find_recorder,
     find_sanitizer_library,
     is_recorder,
 )
-from cudakit.record.struct_layouts import Layout, check_structures
+from cudakit.record.struct_layouts import check_structures
 
 # The first driver that makes callbacks for events and waits (Sanitizer_CallbackIdEvents).
 _OLDEST_DRIVER = 515
@@ -103,11 +102,22 @@ def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Record
 
 def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
     refuse_other_tools(paths.environment)
-    _refuse_old_driver(paths.root)
+    driver = driver_version(paths.root)
+    if driver and driver[1] < _OLDEST_DRIVER:
+        raise EnvironmentUnusable(
+            f"driver {driver[0]} is too old: it does not report CUDA events",
+            hint=f"install driver {_OLDEST_DRIVER} or newer",
+        )
     packages = [] if python == sys.executable else search_path(python, paths.environment)
     paths = replace(paths, packages=(*paths.packages, *packages))
     recorder, library = find_recorder(paths), find_sanitizer_library(paths)
-    check_structures(_try_recorder(python, paths.environment, recorder, library), library)
+    result = try_library(python, paths.environment, recorder, library.path)
+    if "error" in result:
+        raise EnvironmentUnusable(
+            f"the recorder does not work with {library}: {result['error']}",
+            hint="pip install --upgrade cudakit nvidia-cuda-sanitizer-api",
+        )
+    check_structures(result["offsets"], library)
     return RecorderFiles(
         library.path, library.version, recorder, find_frame_readers(paths), packages
     )
@@ -147,15 +157,6 @@ def driver_version(root: Path) -> tuple[str, int] | None:
     return (version_match[1], int(version_match[2])) if version_match else None
 
 
-def _refuse_old_driver(root: Path) -> None:
-    version = driver_version(root)
-    if version and version[1] < _OLDEST_DRIVER:
-        raise EnvironmentUnusable(
-            f"driver {version[0]} is too old: it does not report CUDA events",
-            hint=f"install driver {_OLDEST_DRIVER} or newer",
-        )
-
-
 def search_path(python: str, environment: Mapping[str, str]) -> list[str]:
     """Return the search path of the program's interpreter. Raises EnvironmentUnusable."""
     result = _run_json([python, str(_TRIAL_SCRIPT)], environment)
@@ -166,20 +167,6 @@ def search_path(python: str, environment: Mapping[str, str]) -> list[str]:
             hint="choose another interpreter with --python",
         )
     return [str(path) for path in result["packages"]]
-
-
-def _try_recorder(
-    python: str, environment: Mapping[str, str], recorder: Path, library: Library
-) -> Mapping[str, Layout]:
-    """Try the recorder in a separate process, and return the struct layouts that it was compiled with."""
-    result = try_library(python, environment, recorder, library.path)
-    if "error" in result:
-        raise EnvironmentUnusable(
-            f"the recorder does not work with {library}: {result['error']}",
-            hint="pip install --upgrade cudakit nvidia-cuda-sanitizer-api",
-        )
-    layouts: Mapping[str, Layout] = result["offsets"]
-    return layouts
 
 
 def try_library(
@@ -212,15 +199,11 @@ def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[st
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        raise _trial_error(
-            command, _describe_exit(completed_process.returncode, completed_process.stderr)
-        )
+        status = completed_process.returncode
+        end = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
+        last_lines = completed_process.stderr.strip().splitlines()[-1:]
+        raise _trial_error(command, ": ".join([end, *last_lines]))
     return result
-
-
-def _describe_exit(status: int, stderr: str) -> str:
-    exit_text = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
-    return ": ".join([exit_text, *stderr.strip().splitlines()[-1:]])
 
 
 def _trial_error(command: Sequence[str], reason: str) -> EnvironmentUnusable:

@@ -20,10 +20,12 @@ from typing import Any, TypeAlias
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, FRAMES_VARIABLE, PROFILE_EVENTS
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
+from cudakit.record.agent.pool_hooks import PoolHooks
+from cudakit.record.agent.torch_import import after_import, after_torch_import, attribute_backward
 from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import Accesses, add_device_patches
+from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.record.preflight import RecorderFiles, Refusal, preflight
-from cudakit.record.torch_import import after_torch_import, attribute_backward
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool
 
@@ -155,24 +157,17 @@ def begin(
     argument is None. Raises UsageError if CUDA is already in use or the process is already recorded, and
     EnvironmentUnusable if the recorder does not work or required exact accesses are impossible.
     """
-    if SPOOL in os.environ:
-        raise UsageError(
-            "this process is already recorded: by cudakit run --sanitize, pytest or another block",
-            hint="remove all but one of them: one recording covers the whole process",
-        )
-    trace_directory = Path(mkdtemp(prefix=SPOOL_PREFIX))
+    trace_directory = _new_trace_directory("cudakit run --sanitize")
+    cuda = NOT_RECORDED
     try:
-        cuda_recording = (
-            _record_cuda(trace_directory, files_or_refusal, accesses)
-            if gpu == "auto"
-            else NOT_RECORDED
-        )
+        if gpu == "auto":
+            cuda = _record_cuda(trace_directory, files_or_refusal, accesses)
     except CudakitError as error:
         if on_missing == "refuse":
             shutil.rmtree(trace_directory)
             raise
-        cuda_recording = CudaRecording(notes=(f"CUDA was not recorded: {error.message}",))
-    return Recording(on_batch, trace_directory, cuda_recording)
+        cuda = CudaRecording(notes=(f"CUDA was not recorded: {error.message}",))
+    return Recording(on_batch, trace_directory, cuda)
 
 
 def begin_profile(on_batch: BatchHandler, *, gpu: str = "auto") -> Recording:
@@ -181,18 +176,22 @@ def begin_profile(on_batch: BatchHandler, *, gpu: str = "auto") -> Recording:
     With ``gpu`` "sim", only simulated devices are profiled. A process can profile real devices once. Raises
     UsageError if the process is recorded, or was profiled before; EnvironmentUnusable if CUPTI does not work.
     """
-    if SPOOL in os.environ:
-        raise UsageError(
-            "this process is already recorded: by cudakit run, pytest or another block",
-            hint="remove all but one of them: one recording covers the whole process",
-        )
-    trace_directory = Path(mkdtemp(prefix=SPOOL_PREFIX))
+    trace_directory = _new_trace_directory("cudakit run")
     try:
-        cuda_recording = _profile_cuda(trace_directory) if gpu == "auto" else NOT_RECORDED
+        cuda = _profile_cuda(trace_directory) if gpu == "auto" else NOT_RECORDED
     except CudakitError:
         shutil.rmtree(trace_directory)
         raise
-    return Recording(on_batch, trace_directory, cuda_recording, simulated_events=PROFILE_EVENTS)
+    return Recording(on_batch, trace_directory, cuda, simulated_events=PROFILE_EVENTS)
+
+
+def _new_trace_directory(other_recording: str) -> Path:
+    if SPOOL in os.environ:
+        raise UsageError(
+            f"this process is already recorded: by {other_recording}, pytest or another block",
+            hint="remove all but one of them: one recording covers the whole process",
+        )
+    return Path(mkdtemp(prefix=SPOOL_PREFIX))
 
 
 def _profile_cuda(trace_directory: Path) -> CudaRecording:
@@ -205,7 +204,13 @@ def _profile_cuda(trace_directory: Path) -> CudaRecording:
         if device_count():
             raise files.error()
         return NOT_RECORDED
-    recorder = _load_recorder_once(files.recorder)
+    if _PROFILE_MODULE_NAME in sys.modules:
+        raise UsageError(
+            "this process was profiled before: CUPTI can be used by one block",
+            hint="profile the whole program: cudakit run --profile SCRIPT",
+        )
+    recorder = load_native_module("_recorder", files.recorder)
+    sys.modules[_PROFILE_MODULE_NAME] = recorder
     try:
         other_nvtx_tool = recorder.start(
             str(trace_directory), "", frame_walker_address(files.frame_modules), [], True
@@ -228,23 +233,13 @@ def _profile_cuda(trace_directory: Path) -> CudaRecording:
             f"another tool is attached by CUDA_INJECTION64_PATH: {why_no_profile}",
             hint="unset the variable",
         )
-    note = (
-        other_nvtx_tool
-        and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}"
-    )
-    notes = tuple(filter(None, (note,)))
+    notes = _nvtx_notes(other_nvtx_tool)
     return CudaRecording(notes=notes, flush=recorder.finish, is_profile=True)
 
 
-def _load_recorder_once(path: Path) -> Any:
-    """Load the native recorder. Raises UsageError if this process has loaded it before."""
-    if _PROFILE_MODULE_NAME in sys.modules:
-        raise UsageError(
-            "this process was profiled before: CUPTI can be used by one block",
-            hint="profile the whole program: cudakit run --profile SCRIPT",
-        )
-    sys.modules[_PROFILE_MODULE_NAME] = recorder = load_native_module("_recorder", path)
-    return recorder
+def _nvtx_notes(other_tool: str) -> tuple[str, ...]:
+    text = f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_tool}"
+    return (text,) if other_tool else ()
 
 
 def _record_cuda(
@@ -262,27 +257,11 @@ def _record_cuda(
             hint="start before the first use of CUDA, or run the whole script: cudakit run --sanitize SCRIPT",
         )
     files_or_refusal = files_or_refusal or preflight(None)
-    if isinstance(files_or_refusal, RecorderFiles):
-        files, note = add_device_patches(files_or_refusal, accesses, trace_directory)
-        recorder, why_no_ranges = _start_recorder(files, trace_directory)
-        return CudaRecording(
-            accesses=_recorded_accesses(files),
-            notes=tuple(filter(None, (note, why_no_ranges))),
-            flush=getattr(recorder, "read", None),
-        )
-    if device_count():
-        raise files_or_refusal.error()
-    return NOT_RECORDED
-
-
-def _recorded_accesses(files: RecorderFiles) -> Accesses:
-    if not files.patches:
-        return "arguments"
-    return "auto" if files.templates else "exact"
-
-
-def _start_recorder(files: RecorderFiles, trace_directory: Path) -> tuple[Any, str]:
-    """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
+    if not isinstance(files_or_refusal, RecorderFiles):
+        if device_count():
+            raise files_or_refusal.error()
+        return NOT_RECORDED
+    files, note = add_device_patches(files_or_refusal, accesses, trace_directory)
     walker_address = frame_walker_address(files.frame_modules, watch_program_calls=True)
     patches = [(capability, path.read_bytes()) for capability, path in files.patches.items()]
     recorder = load_native_module("_recorder", files.recorder)
@@ -300,10 +279,13 @@ def _start_recorder(files: RecorderFiles, trace_directory: Path) -> tuple[Any, s
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
     after_torch_import(partial(attribute_backward, recorder))
-    return (
-        recorder,
-        other_nvtx_tool
-        and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}",
+    recorded_accesses: Accesses = "arguments"
+    if files.patches:
+        recorded_accesses = "auto" if files.templates else "exact"
+    return CudaRecording(
+        accesses=recorded_accesses,
+        notes=(*filter(None, (note,)), *_nvtx_notes(other_nvtx_tool)),
+        flush=getattr(recorder, "read", None),
     )
 
 
@@ -334,3 +316,68 @@ def load_native_module(name: str, path: Path) -> Any:
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# --- Record the memory of this process: allocations from the driver, and the pools of libraries ----
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySource:
+    """The recording of the memory of this process, until it ends."""
+
+    recording: Recording | None  # the recording; None if only PyTorch's own history is recorded
+    hooks: PoolHooks | None
+    notes: tuple[str, ...]  # the allocations that are not recorded, with the reasons
+
+
+def begin_memory(on_batch: BatchHandler, on_jax_profile: Callable[[str], None]) -> MemorySource:
+    """Start recording the memory of this process with every interface that works.
+
+    Allocations from the driver are recorded if CUDA has not been initialized, and the Sanitizer API is
+    installed and used by no other tool. ``on_batch`` gets batches of the trace, ``on_jax_profile`` gets
+    profiles of JAX.
+    """
+    from cudakit.gpu.cuda.current import device_count
+    from cudakit.gpu.cuda.driver import is_initialized
+
+    paths = SearchPaths.of_this_process()
+    try:
+        recorder = load_native_module("_recorder", find_recorder(paths))
+        walker_address = frame_walker_address(find_frame_readers(paths))
+    except EnvironmentUnusable as error:
+        return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error.message}",))
+    library = reason = ""
+    if is_initialized():
+        reason = "CUDA was initialized before the block"
+    elif isinstance(files_or_refusal := preflight(None), RecorderFiles):
+        library = str(files_or_refusal.library)
+    elif device_count():
+        reason = files_or_refusal.message
+    notes = [f"allocations from the driver are not recorded: {reason}"] if reason else []
+    trace_directory = Path(mkdtemp(prefix=SPOOL_PREFIX))
+    start = partial(recorder.start, str(trace_directory))
+    try:
+        try:
+            other_nvtx_tool = start(library, walker_address, [], True)
+        except RuntimeError as error:
+            if not library:
+                raise
+            notes.append(f"allocations from the driver are not recorded: {error}")
+            library = ""
+            other_nvtx_tool = start(library, walker_address, [], True)
+    except RuntimeError as error:
+        shutil.rmtree(trace_directory)
+        return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error}",))
+    notes += _nvtx_notes(other_nvtx_tool)
+
+    def attempt(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 must not disturb the program
+            notes.append(f"{type(error).__name__}: {error}")
+
+    recording = Recording(on_batch, trace_directory, CudaRecording(memory_only=True))
+    pool_hooks = PoolHooks(recorder, attempt, on_jax_profile, driver_is_recorded=bool(library))
+    pool_hooks.watch(after_import)
+    after_import("torch", partial(attribute_backward, recorder, ranges=True))
+    return MemorySource(recording, pool_hooks, tuple(notes))

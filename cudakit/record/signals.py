@@ -52,11 +52,7 @@ class SignalRelay:
             for signal_number in awaited_signals
         }
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited_signals)
-        self.mask = {
-            Signals(signal_number)
-            for signal_number in previous_mask
-            if signal_number in set(Signals)
-        }
+        self.mask = {Signals(number) for number in previous_mask if number in set(Signals)}
         return self
 
     def __exit__(self, *_: object) -> None:

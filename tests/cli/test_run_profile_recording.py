@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cudakit
-from cudakit.cli.run.profile import check_profile
+from cudakit.cli.run.session import check_profile
 from cudakit.record.cupti import LIBRARY_OVERRIDE
 
 ROOT = Path(__file__).parents[2]

@@ -431,7 +431,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 sys.path.insert(0, {str(STAND_IN)!r})
 done = []
-import cudakit.record.torch_import as first
+import cudakit.record.agent.torch_import as first
 spec = spec_from_file_location("second", first.__file__)
 second = module_from_spec(spec)
 spec.loader.exec_module(second)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import pytest
 
-from cudakit.record.child import shell_status
+from cudakit.record.supervise import shell_status
 
 SUPERVISOR = """
 import sys
-from cudakit.record.child import end_like_program
+from cudakit.record.supervise import end_like_program
 from cudakit.record.command import resolve
 from cudakit.record.protocol import Settings
 from cudakit.record.supervise import supervise

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import click
+
+from cudakit.cli.output import open_binary_file, printable
+from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.compile import demangle
+from cudakit.profile.activities import ActivityCollector
 from cudakit.record.protocol import AgentMessage, AgentMessageKind
 from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector
 from cudakit.sanitize.findings import RaceCollector, findings
 from cudakit.sanitize.races import Confidence
-from cudakit.trace.run_log import NO_REAL_GPU_WORK
+from cudakit.trace.run_log import NO_REAL_GPU_WORK, LogWriter, Outcome
 
 if TYPE_CHECKING:
+    from cudakit.profile.activities import Activities
     from cudakit.sanitize.baseline import BaselineMatcher
     from cudakit.sanitize.races import SanitizeResult
     from cudakit.trace.spool import Batch
@@ -174,3 +182,71 @@ def why_cuda_is_unusable() -> str:
         _, name, explanation = cuda_view.error
         return f"CUDA cannot be initialized: {name}, {explanation}"
     return "" if cuda_view.devices else "no CUDA device"
+
+
+# --- The file of ``run --log`` ---------------------------------------------------------------------
+
+
+class ProfileMonitor:
+    """Collects the activities of all processes of a program."""
+
+    def __init__(self) -> None:
+        self._collector = ActivityCollector()
+        self._failure: Exception | None = None
+
+    def on_batch(self, batch: Batch) -> None:
+        """Keep the records of a batch."""
+        if self._failure is None:
+            try:
+                self._collector.add(batch)
+            except Exception as failure:  # noqa: BLE001 must not disturb the program
+                self._failure = failure
+
+    def activities(self) -> list[Activities]:
+        """Return the activities of each process. Raises the first exception of ``on_batch``."""
+        if self._failure:
+            raise self._failure
+        return self._collector.activities()
+
+
+class LogFile:
+    """The file of ``--log``. If a write fails, the program continues, and ``complete`` raises the error."""
+
+    def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
+        self._path = path
+        self._failure: OSError | None = None
+        self._open_file = stack.enter_context(ExitStack())
+        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
+
+    def add(self, batch: Batch) -> None:
+        """Append a batch of records."""
+        if not self._failure:
+            try:
+                self._writer.add(batch)
+            except OSError as error:
+                self._failure = error
+
+    def complete_with_result(self, result: SanitizeResult, *, quiet: bool) -> None:
+        """Write the outcome of a race check to the file, close the file, and print its path.
+
+        Raises EnvironmentUnusable if the file cannot be written.
+        """
+        field_names = (field.name for field in fields(Outcome))
+        self.complete(
+            Outcome(**{field_name: getattr(result, field_name) for field_name in field_names}),
+            quiet=quiet,
+        )
+
+    def complete(self, outcome: Outcome, *, quiet: bool) -> None:
+        """Write the outcome, close the file, and print its path.
+
+        Raises EnvironmentUnusable if a write failed.
+        """
+        if self._failure:
+            reason = f"cannot write {self._path}: {self._failure.strerror}"
+            hint = "free space on the disk, or write to another directory"
+            raise EnvironmentUnusable(reason, hint=hint) from self._failure
+        self._writer.finish(outcome)
+        self._open_file.close()
+        if not quiet:
+            click.echo(f"Wrote {printable(self._path)}", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,15 +24,8 @@ from cudakit.cli.output import (
 )
 from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
 from cudakit.cli.profile import analyze_activities
-from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
-from cudakit.cli.run.monitor import Monitor, why_cuda_is_unusable
-from cudakit.cli.run.profile import (
-    ProfileMonitor,
-    check_profile,
-    check_profile_options,
-    profile_settings,
-)
+from cudakit.cli.run.monitor import LogFile, Monitor, ProfileMonitor, why_cuda_is_unusable
 from cudakit.cli.run.race_report import (
     FORMATS,
     BaselineFile,
@@ -42,13 +35,12 @@ from cudakit.cli.run.race_report import (
     race_report,
 )
 from cudakit.errors import EnvironmentUnusable, UsageError
-from cudakit.profile.activities import Activities
-from cudakit.record.child import end_like_program, shell_status
 from cudakit.record.command import Command, resolve
+from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import add_device_patches
 from cudakit.record.preflight import RecorderFiles, preflight
-from cudakit.record.protocol import AgentMessage, AgentMessageKind, Settings
-from cudakit.record.supervise import supervise
+from cudakit.record.protocol import AgentMessage, AgentMessageKind, ProfileSettings, Settings
+from cudakit.record.supervise import end_like_program, shell_status, supervise
 from cudakit.sanitize.races import Confidence
 from cudakit.trace.run_log import NO_REAL_GPU_WORK, Outcome
 from cudakit.trace.spool import Batch
@@ -97,61 +89,56 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds, or the profile of --profile",
                 hint="add --sanitize or --profile; --memory writes its result with --snapshot FILE",
             )
-        check_profile_options(
-            self.time_options(),
-            has_profile=self.profile,
-            has_sanitize=self.sanitize,
-            has_driver_memory=self.memory and not self.no_driver,
-        )
-        self._check_recording_options()
-        if not self.sanitize and (options := self._race_options()):
-            verb = "needs" if len(options) == 1 else "need"
+        is_recorded = self.sanitize or self.profile
+        if not self.profile:
+            _refuse_options(self.time_options(), "--profile")
+        elif self.sanitize:
             raise UsageError(
-                f"{' and '.join(options)} {verb} --sanitize",
-                hint=f"add --sanitize, or remove {' and '.join(options)}",
+                "--profile and --sanitize exclude each other: --profile uses NVIDIA's CUPTI, --sanitize its"
+                " Sanitizer API, and a process can use only one of them",
+                hint="run the program twice: once with --sanitize, once with --profile",
             )
-        if self.snapshot is not None and not self.memory:
-            raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
-        if self.limit is not None and not self.memory:
-            raise UsageError("--limit needs --memory", hint="add --memory, or remove --limit")
-        if self.no_driver and (self.sanitize or not self.memory):
-            if self.sanitize:
-                raise UsageError(
-                    "--no-driver and --sanitize exclude each other",
-                    hint="remove --no-driver: --sanitize records calls of the driver",
-                )
+        elif self.memory and not self.no_driver:
             raise UsageError(
-                "--no-driver needs --memory", hint="add --memory, or remove --no-driver"
+                "--profile with --memory needs --no-driver: --profile uses NVIDIA's CUPTI, --memory its"
+                " Sanitizer API, and a process can use only one of them",
+                hint="add --no-driver, which records memory by the hooks of libraries only",
             )
-        if self.fail_on and self.limit is None:
-            raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
-        refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
-
-    def _check_recording_options(self) -> None:
-        """Raise UsageError for options that need --sanitize or --profile, or exclude each other."""
-        for option, is_passed in (
-            ("--log", self.log is not None),
-            ("--require-gpu", self.require_gpu),
-        ):
-            if is_passed and not (self.sanitize or self.profile):
-                raise UsageError(
-                    f"{option} needs --sanitize or --profile",
-                    hint=f"add --sanitize or --profile, or remove {option}",
-                )
+        if self.log is not None and not is_recorded:
+            _refuse_options(["--log"], "--sanitize or --profile")
+        if self.require_gpu and not is_recorded:
+            _refuse_options(["--require-gpu"], "--sanitize or --profile")
         if self.delay is not None and self.paused:
             raise UsageError(
                 "--delay and --paused exclude each other: both choose when the profile begins",
                 hint="remove --delay or --paused",
             )
+        if not self.sanitize:
+            _refuse_options(self._race_options(), "--sanitize")
+        if self.snapshot is not None and not self.memory:
+            _refuse_options(["--snapshot"], "--memory")
+        if self.limit is not None and not self.memory:
+            _refuse_options(["--limit"], "--memory")
+        if self.no_driver and self.sanitize:
+            raise UsageError(
+                "--no-driver and --sanitize exclude each other",
+                hint="remove --no-driver: --sanitize records calls of the driver",
+            )
+        if self.no_driver and not self.memory:
+            _refuse_options(["--no-driver"], "--memory")
+        if self.fail_on and self.limit is None:
+            raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
+        refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
 
-    def time_options(self) -> dict[str, bool]:
-        """Return whether the user passed each of the options for times of a profile."""
-        return {
+    def time_options(self) -> list[str]:
+        """List the options for times of a profile that were passed."""
+        is_passed_by_option = {
             "--delay": self.delay is not None,
             "--duration": self.duration is not None,
             "--range": self.range_name is not None,
             "--paused": self.paused,
         }
+        return [option for option, is_passed in is_passed_by_option.items() if is_passed]
 
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
@@ -166,6 +153,13 @@ class RunSpec:
             "--stop-on-first": self.stop_on_first,
         }
         return [option for option, is_passed in is_passed_by_option.items() if is_passed]
+
+
+def _refuse_options(options: Sequence[str], needed: str) -> None:
+    """Raise UsageError if options were passed that need another option."""
+    if options:
+        verb, names = "needs" if len(options) == 1 else "need", " and ".join(options)
+        raise UsageError(f"{names} {verb} {needed}", hint=f"add {needed}, or remove {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +232,8 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
-    outputs = stack.enter_context(
-        open_outputs(spec.output, _formats(spec), open_terminal=standard_error)
-    )
+    formats = PROFILE_FORMATS if spec.profile else FORMATS
+    outputs = stack.enter_context(open_outputs(spec.output, formats, open_terminal=standard_error))
     path = _snapshot_file(spec) if spec.memory else None
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
     log = LogFile(spec.log, stack, force=spec.output.force) if spec.log else None
@@ -250,7 +243,19 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
     if spec.profile:
-        settings = _add_profile(settings, spec, command, monitor)
+        files = check_profile(
+            command.python,
+            has_device=_has_device,
+            refuse=spec.on_missing == "refuse",
+            add_note=lambda note: monitor.add_note(note, unrecorded=True),
+        )
+        times = ProfileSettings(
+            delay=spec.delay or 0.0,
+            duration=spec.duration or 0.0,
+            range=spec.range_name or "",
+            paused=spec.paused,
+        )
+        settings = replace(settings, profile=times, **(files.settings() if files else {}))
     if spec.sanitize and (ready_recorder := _prepare_recorder(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
@@ -277,28 +282,27 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     )
 
 
-def _formats(spec: RunSpec) -> Sequence[str]:
-    """Return the formats of the report on races, or on the profile."""
-    return PROFILE_FORMATS if spec.profile else FORMATS
+def check_profile(
+    python: str | None,
+    *,
+    has_device: Callable[[], bool],
+    refuse: bool,
+    add_note: Callable[[str], None],
+) -> ProfileFiles | None:
+    """Return the files that a profile uses; None with a note if the program runs without a profile.
 
-
-def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
-    """Add the settings of a profile to the recorder settings, if the program can be profiled."""
-    profile_ready = check_profile(
-        command.python,
-        has_device=_has_device,
-        refuse=spec.on_missing == "refuse",
-        add_note=lambda note: monitor.add_note(note, unrecorded=True),
-    )
-    time_settings = profile_settings(
-        delay=spec.delay,
-        duration=spec.duration,
-        range_name=spec.range_name,
-        is_paused=spec.paused,
-    )
-    return replace(
-        settings, profile=time_settings, **(profile_ready.settings() if profile_ready else {})
-    )
+    A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
+    """
+    files_or_refusal = preflight_profile(python)
+    if isinstance(files_or_refusal, ProfileFiles):
+        return files_or_refusal
+    if has_device():
+        if refuse:
+            raise files_or_refusal.error()
+        add_note(
+            f"the program was not profiled: {files_or_refusal.message}; {files_or_refusal.hint}"
+        )
+    return None
 
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> RecorderFiles | None:
@@ -363,21 +367,21 @@ def _report_profile(
     """
     monitor = prepared_run.monitor
     activities = profile.activities()
+    has_work = any(process.has_work for process in activities)
+    has_real_work = any(process.has_work for process in activities if not process.simulated)
     reason_without_work = ""
-    if not any(process.has_work for process in activities):
+    if not has_work:
         has_cuda_calls = any(process.has_cuda_calls for process in activities)
         reason_without_work = monitor.why_no_profile(exit_status, has_cuda_calls=has_cuda_calls)
         monitor.add_note(reason_without_work)
-    if ignored_options := _options_without_effect(spec, activities):
-        verb = "has" if len(ignored_options) == 1 else "have"
+    if has_work and not has_real_work and (options := spec.time_options()):
+        verb = "has" if len(options) == 1 else "have"
         monitor.add_note(
-            f"{' and '.join(ignored_options)} {verb} no effect on a simulated device, "
+            f"{' and '.join(options)} {verb} no effect on a simulated device, "
             "which is profiled from the first to the last operation"
         )
     incomplete = monitor.incomplete
-    if spec.require_gpu and not any(
-        process.has_work for process in activities if not process.simulated
-    ):
+    if spec.require_gpu and not has_real_work:
         incomplete.append(NO_REAL_GPU_WORK)
     outcome = Outcome(
         exit_status=exit_status, notes=tuple(monitor.notes), incomplete=tuple(incomplete)
@@ -392,16 +396,8 @@ def _report_profile(
     return ExitCode.FINDINGS if outcome.incomplete else ExitCode.OK
 
 
-def _options_without_effect(spec: RunSpec, activities: Sequence[Activities]) -> list[str]:
-    """Return the passed options for times of a profile if all work ran on simulated devices."""
-    working_processes = [process for process in activities if process.has_work]
-    if not working_processes or not all(process.simulated for process in working_processes):
-        return []
-    return [option for option, is_passed in spec.time_options().items() if is_passed]
-
-
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
-    """Write the memory snapshots, and return whether a process passed the memory limit."""
+    """Write the memory snapshots and print their paths; return whether a process passed the memory limit."""
     if prepared_run.memory is None:
         return False
     files = prepared_run.memory.finish()
@@ -411,28 +407,17 @@ def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
     else:
         for sentence in files.limits_passed:
             _warn(sentence)
-        _print_snapshots(files.paths)
+        for path in files.paths:
+            _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
+        if not files.paths:
+            reason = why_cuda_is_unusable() or "the program allocated no memory of a real GPU"
+            _warn(f"no GPU memory was recorded, so no snapshot was written ({reason})")
     return bool(files.limits_passed)
-
-
-# --- messages, on standard error: standard output belongs to the program
 
 
 def _warn(line: str) -> None:
     """Print one line on standard error at once, because the program may print too."""
     click.echo(f"cudakit: {printable(line)}", err=True)
-
-
-def _print_snapshots(paths: Sequence[str]) -> None:
-    """Print the paths of memory snapshots, and the command that reads them; or why there is no snapshot."""
-    for path in paths:
-        _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
-    if not paths:
-        reason = why_cuda_is_unusable() or "the program allocated no memory of a real GPU"
-        _warn(f"no GPU memory was recorded, so no snapshot was written ({reason})")
-
-
-# --- files
 
 
 def _snapshot_file(spec: RunSpec) -> Path:

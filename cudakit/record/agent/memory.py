@@ -1,10 +1,11 @@
 """Record torch's CUDA memory history; save snapshots at the first out-of-memory error and at exit.
 
-The supervisor adds the memory of other libraries to these snapshots, and writes the snapshots of processes
-without torch.
+``History`` serves the agent of ``cudakit run``, which loads this file by path into programs that may not have
+cudakit installed; ``TorchHistory`` serves blocks of ``cudakit.record_memory()``. The supervisor adds the
+memory of other libraries to the snapshots of the agent, and writes those of processes without torch.
 
-Recording begins when torch initializes CUDA. This module never imports torch: ``torch_import`` waits for
-the program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
+Recording begins when torch initializes CUDA. This module never imports torch: ``torch_import`` waits for the
+program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
 """
 
 import atexit
@@ -34,10 +35,7 @@ _OBSERVER_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOf
 
 
 def _device_memory(torch: "Any") -> "dict[str, list[float]]":
-    """Return the memory of each device in bytes, and the fraction of the memory that this process may use.
-
-    record/torch_memory.py has a copy of this function.
-    """
+    """Return the memory of each device in bytes, and the fraction of the memory that this process may use."""
     cuda = torch.cuda
     devices = range(cuda.device_count())
     memory_sizes = {
@@ -57,6 +55,14 @@ def _split_name(path: str) -> "tuple[str, str]":
         stem, inner_suffix = os.path.splitext(stem)
         suffix = inner_suffix + suffix
     return stem, suffix
+
+
+def _attach_observer(torch: "Any", observer: "Callable[..., None]") -> bool:
+    """Call a function at each out-of-memory error. Return False if torch cannot do that."""
+    names = [name for name in _OBSERVER_FUNCTIONS if hasattr(torch._C, name)]
+    if names:
+        getattr(torch._C, names[0])(observer)
+    return bool(names)
 
 
 def _do_nothing() -> None:
@@ -119,10 +125,8 @@ class History:
         memory._record_memory_history(stacks="python", max_entries=_MAX_EVENTS)
 
     def _register_observer(self) -> None:
-        function_names = [name for name in _OBSERVER_FUNCTIONS if hasattr(self._torch._C, name)]
-        if not function_names:
+        if not _attach_observer(self._torch, self._on_out_of_memory):
             raise AttributeError("this version of torch has no out-of-memory observer")
-        getattr(self._torch._C, function_names[0])(self._on_out_of_memory)
 
     def _on_out_of_memory(self, *_: int) -> None:
         if self._out_of_memory_pid != os.getpid():
@@ -181,3 +185,58 @@ class History:
         except OSError:  # the supervisor has ended
             return True
         return True
+
+
+class TorchHistory:
+    """PyTorch's memory history in a block of this process, which has one state per process.
+
+    ``write_oom`` gets the snapshot of the first out-of-memory error, before the error is raised.
+    """
+
+    def __init__(
+        self, *, max_entries: int, stacks: str, write_oom: "Callable[[dict[str, Any]], None]"
+    ) -> None:
+        self._options = {"stacks": stacks, "max_entries": max_entries}
+        self._write_oom = write_oom
+        self._has_ended = False
+        self._is_recording = False
+        self._is_first_oom = True
+
+    def start(self) -> None:
+        """Begin recording once PyTorch has initialized CUDA. The program must have imported torch."""
+        # Before CUDA is initialized, PyTorch has no allocators that could record.
+        call_later = getattr(sys.modules["torch"].cuda, "_lazy_call", None)
+        if call_later:
+            call_later(self._start_recording)
+        else:
+            self._start_recording()
+
+    def stop(self) -> "dict[str, Any] | None":
+        """Stop recording PyTorch's memory, and return its snapshot; None if PyTorch did not use CUDA."""
+        self._has_ended = True  # disables the observer, which PyTorch cannot remove
+        if not self._is_recording:
+            return None
+        try:
+            return self._snapshot()
+        finally:
+            sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
+
+    def _start_recording(self) -> None:
+        if self._has_ended:
+            return
+        torch = sys.modules["torch"]
+        torch.cuda.memory._record_memory_history(**self._options)
+        self._is_recording = True
+        _attach_observer(torch, self._on_out_of_memory)
+
+    def _on_out_of_memory(self, *_: int) -> None:
+        if self._is_first_oom and not self._has_ended:
+            self._is_first_oom = False
+            self._write_oom(self._snapshot())
+
+    def _snapshot(self) -> "dict[str, Any]":
+        """Return a snapshot with the memory and the limit of each device in its settings."""
+        torch = sys.modules["torch"]
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        snapshot.setdefault("allocator_settings", {}).update(_device_memory(torch))
+        return snapshot

@@ -88,10 +88,8 @@ class _Decoder:
 def remove_from_environment(directory: str) -> None:
     """Remove the variables that make children of this process start the agent."""
     del os.environ[SETTINGS]
-    path_entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    other_entries = os.pathsep.join(
-        path_entry for path_entry in path_entries if path_entry != directory
-    )
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    other_entries = os.pathsep.join(entry for entry in entries if entry != directory)
     if other_entries:
         os.environ["PYTHONPATH"] = other_entries
     else:
@@ -106,15 +104,18 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     Raises RuntimeError if CUDA cannot be recorded and races are to be found. A recording of memory alone
     continues with the hooks of memory pools.
     """
+    torch_import = _load_module("torch_import")
     recorder = _load_extension("_recorder", settings["recorder"])
     walker_address = _frame_walker_address(settings, spool)
-    patches = [
-        (int(capability_number), _read_content(path))
-        for capability_number, path in settings["patches"].items()
-    ]
+    patches = []
+    for capability_number, path in settings["patches"].items():
+        with open(path, "rb") as file:
+            patches.append((int(capability_number), file.read()))
     memory_only = not settings["sanitize"]
     try:
-        _refuse_loaded_cuda(settings["library"])
+        if settings["library"] and (loaded_path := _mapped_path(b"/libcuda.so")):
+            # The Sanitizer API has then missed earlier calls.
+            raise RuntimeError(f"CUDA was loaded before recording could start: {loaded_path}")
         other_nvtx_tool = recorder.start(
             spool.directory,
             settings["library"],
@@ -133,8 +134,13 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
         spool.report(
             "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}"
         )
-    ranges = bool(settings["memory"])
-    spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
+    spool.attempt(
+        lambda: torch_import.after_torch_import(
+            lambda: spool.attempt(
+                lambda: torch_import.attribute_backward(recorder, ranges=bool(settings["memory"]))
+            )
+        )
+    )
     if settings["cupti"]:
         profile(settings, recorder, spool)
     import atexit
@@ -144,7 +150,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
         # This handler runs before ``delete_if_abandoned``. An exit handler in C would be too late, because
         # CUDA may be unloaded then.
         atexit.register(recorder.finish)
-        _load_torch_import().after_import(
+        torch_import.after_import(
             "multiprocessing.util", lambda: spool.attempt(lambda: finish_with_worker(recorder))
         )
     # The recorder stops in an exit handler in C: after Python's cleanup, which is recorded too, and before
@@ -159,15 +165,15 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
     other_tool = recorder.profile(settings["cupti"], **settings["profile"])
     if other_tool:
         raise RuntimeError(f"CUDA_INJECTION64_PATH attaches another tool: {other_tool}")
-    torch_import = _load_torch_import()
-    torch_import.after_torch_import(
-        lambda: spool.attempt(lambda: torch_import.mark_steps(recorder))
-    )
-    torch_import.after_torch_import(
-        lambda: spool.attempt(
+    torch_import = _load_module("torch_import")
+
+    def watch_torch() -> None:
+        spool.attempt(lambda: torch_import.mark_steps(recorder))
+        spool.attempt(
             lambda: torch_import.watch_profiler(lambda text: spool.report("failed", text))
         )
-    )
+
+    torch_import.after_torch_import(watch_torch)
 
 
 def finish_with_worker(recorder: "Any") -> None:
@@ -177,20 +183,6 @@ def finish_with_worker(recorder: "Any") -> None:
     multiprocessing_util.register_after_fork(
         recorder,
         lambda _: multiprocessing_util.Finalize(None, recorder.finish, exitpriority=last_priority),
-    )
-
-
-def _refuse_loaded_cuda(library: str) -> None:
-    """Raise RuntimeError if CUDA is loaded already: the Sanitizer API has then missed earlier calls."""
-    if library and (loaded_path := _mapped_path(b"/libcuda.so")):
-        raise RuntimeError(f"CUDA was loaded before recording could start: {loaded_path}")
-
-
-def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
-    """Set the call stacks of autograd's threads to that of ``backward()``, after torch is imported."""
-    torch_import = _load_torch_import()
-    torch_import.after_torch_import(
-        lambda: spool.attempt(lambda: torch_import.attribute_backward(recorder, ranges=ranges))
     )
 
 
@@ -205,9 +197,8 @@ def delete_if_abandoned(directory: str) -> None:
             fcntl.flock(losses_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(losses_descriptor)
-        with os.scandir(directory) as directory_entries:
-            for directory_entry in directory_entries:
-                os.unlink(directory_entry.path)
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
         os.rmdir(directory)
     except OSError:
         pass
@@ -215,14 +206,14 @@ def delete_if_abandoned(directory: str) -> None:
 
 def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = None) -> None:
     """Record the memory of torch and, with the native recorder, of other libraries in the program."""
-    memory = _load_module("_cudakit_memory", "memory.py")
-    torch_import = _load_torch_import()
+    memory = _load_module("memory")
+    torch_import = _load_module("torch_import")
     history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
     history.await_torch(torch_import.after_torch_import)
     for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
         torch_import.after_import(name, history.run_first_at_exit)
     if recorder:
-        hooks = _load_module("_cudakit_pool_hooks", "../pool_hooks.py").PoolHooks(
+        hooks = _load_module("pool_hooks").PoolHooks(
             recorder,
             spool.attempt,
             lambda text: spool.report("jax", text),
@@ -231,14 +222,10 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = 
         hooks.watch(torch_import.after_import)
 
 
-def _load_torch_import() -> "Any":
-    return _load_module("_cudakit_torch_import", "../torch_import.py")
-
-
-def _load_module(name: str, path: str) -> "Any":
-    """Load a module of cudakit by its path, relative to this file."""
-    path = os.path.join(os.path.dirname(__file__), path)
-    spec = spec_from_file_location(name, path)
+def _load_module(name: str) -> "Any":
+    """Load a module of this folder by its path."""
+    path = os.path.join(os.path.dirname(__file__), f"{name}.py")
+    spec = spec_from_file_location(f"_cudakit_{name}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded")
     module = module_from_spec(spec)
@@ -270,11 +257,6 @@ def _frame_walker_address(settings: "dict[str, Any]", spool: "Spool") -> int:
     if path:
         spool.attempt(lambda: load_frame_reader(path))
     return walker_addresses[0] if walker_addresses else 0
-
-
-def _read_content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _load_extension(name: str, path: str) -> "ModuleType":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from cudakit.report.document import Document, Facts, Finding, Node, Note, Section, Stack, Text
@@ -40,27 +40,19 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
         *sections[:counted_race_count],
     ]
     if library_sections := sections[counted_race_count:]:
-        nodes.append(_library_section(library_sections))
-    omitted_count = len(result.races) - len(shown_races)
-    if omitted_count:
-        omitted_races_text = (
-            "1 more race is" if omitted_count == 1 else f"{omitted_count:,} more races are"
+        note = Note(
+            "info",
+            "The program cannot fix these races, so they do not change the exit code",
+            remedies=("count races inside libraries, too: --internal",),
         )
-        nodes.append(Note("info", f"{omitted_races_text} not shown"))
+        nodes.append(Section("Races inside libraries", (note, *library_sections), is_folded=True))
+    if omitted_count := len(result.races) - len(shown_races):
+        subject = "1 more race is" if omitted_count == 1 else f"{omitted_count:,} more races are"
+        nodes.append(Note("info", f"{subject} not shown"))
     coverage_notes = tuple(notes(result))
     return Document(
         title(result), (*nodes, Section("Coverage", coverage_notes)) if nodes else coverage_notes
     )
-
-
-def _library_section(sections: Sequence[Section]) -> Section:
-    """Return a folded section with races of libraries that do not count."""
-    note = Note(
-        "info",
-        "The program cannot fix these races, so they do not change the exit code",
-        remedies=("count races inside libraries, too: --internal",),
-    )
-    return Section("Races inside libraries", (note, *sections), is_folded=True)
 
 
 def brief_sentences(result: SanitizeResult) -> tuple[str | Note, ...]:
@@ -86,24 +78,11 @@ def _incomplete_notes(result: SanitizeResult) -> Iterator[Note]:
 def title(result: SanitizeResult) -> str:
     """Return the verdict: ``2 races between streams, found 1,204 times``."""
     verdict = ", ".join(_verdict(result))
-    if _lacks_required_gpu(result) and not is_empty(result):
+    # The only other reason is that work of a real GPU was required (--require-gpu), but not recorded.
+    lacks_gpu = len(reasons_for_missing_events(result.incomplete)) < len(result.incomplete)
+    if lacks_gpu and not is_empty(result):
         verdict = f"failed, because no work of a real GPU was recorded: {verdict}"
     return capitalized(verdict)
-
-
-def _lacks_required_gpu(result: SanitizeResult) -> bool:
-    """Return whether work of a real GPU was required (--require-gpu), but not recorded."""
-    return len(reasons_for_missing_events(result.incomplete)) < len(result.incomplete)
-
-
-def _no_races_text(result: SanitizeResult) -> str:
-    """Return that no races were found, except those that are not reported."""
-    exceptions = []
-    if any(suppression.races for suppression in result.suppressed):
-        exceptions.append("suppressed races")
-    if result.baseline and result.baseline.races:
-        exceptions.append("races of the baseline")
-    return f"no races found{' except ' if exceptions else ''}{' and '.join(exceptions)}"
 
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
@@ -113,11 +92,18 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
         race.kind is RaceKind.HOST or race.current.stream_number == race.previous.stream_number
         for race in counted_races
     )
-    place_text = "" if has_race_elsewhere else " between streams"
     if race_count:
+        place_text = "" if has_race_elsewhere else " between streams"
         yield f"{race_count:,} race{'s' if race_count > 1 else ''}{place_text}"
+    elif is_empty(result):
+        yield NOTHING_RECORDED
     else:
-        yield NOTHING_RECORDED if is_empty(result) else _no_races_text(result)
+        exceptions = []
+        if any(suppression.races for suppression in result.suppressed):
+            exceptions.append("suppressed races")
+        if result.baseline and result.baseline.races:
+            exceptions.append("races of the baseline")
+        yield f"no races found{' except ' if exceptions else ''}{' and '.join(exceptions)}"
     if different_call_count := len(result.different_calls):
         plural = "s" if different_call_count > 1 else ""
         yield f"{different_call_count:,} collective{plural} called differently by ranks"
@@ -127,11 +113,12 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
     if occurrence_count > race_count:
         yield f"found {format_count(occurrence_count)} times"
     if library_race_count := len(result.races) - race_count:
-        one_race_text, several_races_text = (
-            "1 race inside a library",
-            f"{library_race_count:,} races inside libraries",
+        is_one = library_race_count == 1
+        yield (
+            "1 race inside a library"
+            if is_one
+            else f"{library_race_count:,} races inside libraries"
         )
-        yield one_race_text if library_race_count == 1 else several_races_text
     if reasons_for_missing_events(result.incomplete):
         yield "result incomplete"
     if result.simulated:
@@ -154,13 +141,34 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield notes on the recorded work, then on all that was not recorded, analyzed or shown."""
     yield from _recorded_notes(result)
     yield from recorder_notes(result)
-    yield from _unknown_launch_notes(result.coverage.launches_unknown)
-    yield from _call_site_notes(result.coverage)
-    yield from _gap_notes(result)
-    yield from _suppression_notes(result)
-    yield from _baseline_notes(result)
-    if result.coverage.suspected:
-        yield _possible_race_note(result.coverage.suspected)
+    coverage = result.coverage
+    if coverage.launches_unknown:
+        launches_text = _count_with_noun("kernel launch", coverage.launches_unknown)
+        yield Note("warn", f"The arguments of {launches_text} were not recorded")
+    if launch_count := coverage.launches_without_call_site:
+        launches_text = _count_with_noun("kernel launch", coverage.launches)
+        verb = "has" if launch_count == 1 else "have"
+        yield Note(
+            "info", f"{format_count(launch_count)} of {launches_text} {verb} no Python call stack"
+        )
+    if result.gaps:
+        yield Note("warn", f"Not analyzed, so that races may be missing: {_gap_text(result.gaps)}")
+    for suppression in result.suppressed:
+        if suppression.races:
+            races_text = _count_with_noun("race", suppression.races)
+            source = f"{suppression.pattern} ({suppression.origin})"
+            occurrences_text = _occurrences(suppression.count)
+            yield Note("info", f"{races_text} suppressed by {source}, found {occurrences_text}")
+    if result.baseline:
+        yield Note("info", _baseline_text(result.baseline))
+    if suspected := coverage.suspected:
+        is_one = suspected == 1
+        yield Note(
+            "info",
+            f"{_count_with_noun('possible race', suspected)} {'is' if is_one else 'are'} not shown: "
+            "the accesses of the kernels are not known exactly",
+            remedies=(f"show {'it' if is_one else 'them'} with --show possible",),
+        )
     if result.simulated:
         yield Note("info", "Simulated device: no GPU was used")
 
@@ -188,33 +196,33 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
             yield Note("warn", capitalized(result.no_gpu_work))
         return
     coverage, gap_count = result.coverage, sum(result.gaps.values())
-    work_counts = _nonzero_counts(
-        ("kernel launch", coverage.launches),
-        ("copy", coverage.copies),
-        ("memset", coverage.fills),
-        ("graph launch", coverage.graph_launches),
-        ("collective", coverage.collectives),
-    )
+    work_counts = [
+        _count_with_noun(name, count)
+        for name, count in (
+            ("kernel launch", coverage.launches),
+            ("copy", coverage.copies),
+            ("memset", coverage.fills),
+            ("graph launch", coverage.graph_launches),
+            ("collective", coverage.collectives),
+        )
+        if count
+    ]
     if coverage.collectives and coverage.graph_launches:
         work_counts[-1] += " (a collective in a graph counts once)"
     process_count = len(result.processes)
     processes_text = f" in {process_count:,} processes" if process_count > 1 else ""
-    analyzed_text = (
-        f"{_count_with_noun('operation', gap_count)} not analyzed"
-        if gap_count
-        else _analyzed_text(len(result.unverified))
-    )
+    pair_count = len(result.unverified)
+    if gap_count:
+        analyzed_text = f"{_count_with_noun('operation', gap_count)} not analyzed"
+    elif pair_count:
+        pairs_text = "one" if pair_count == 1 else f"{pair_count:,}"
+        analyzed_text = f"all pairs of operations checked, except the {pairs_text} above"
+    else:
+        analyzed_text = "all operations analyzed"
     yield Note(
         "info", f"Recorded {_join_words(work_counts) or 'no work'}{processes_text}; {analyzed_text}"
     )
     yield from _access_notes(coverage)
-
-
-def _analyzed_text(unchecked_pairs: int) -> str:
-    if not unchecked_pairs:
-        return "all operations analyzed"
-    pairs_text = "one" if unchecked_pairs == 1 else f"{unchecked_pairs:,}"
-    return f"all pairs of operations checked, except the {pairs_text} above"
 
 
 def _access_notes(coverage: Coverage) -> Iterator[Note]:
@@ -223,10 +231,12 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
     if not launch_count:
         return
     graph_node_text = " (including graph nodes)" if launch_count > coverage.launches else ""
+    reused_count = coverage.launches_from_template
+    exact_text = "exact (recorded, or taken from an earlier launch)" if reused_count else "exact"
     access_counts_text = ", ".join(
         f"{format_count(launch_count)} {precision_text}"
         for precision_text, launch_count in (
-            (_exact_text(coverage), coverage.launches_exact - coverage.launches_whole_tensor),
+            (exact_text, coverage.launches_exact - coverage.launches_whole_tensor),
             (_WHOLE_TENSOR_TEXT, coverage.launches_whole_tensor),
             ("assumed from pointer arguments", coverage.launches_assumed),
             ("unknown", coverage.launches_unknown),
@@ -238,51 +248,23 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
         f"Accesses of {_count_with_noun('kernel launch', launch_count)}{graph_node_text}:"
         f" {access_counts_text}",
     )
-    if coverage.launches_from_template:
-        yield Note("info", _template_text(coverage))
+    if reused_count:
+        graph_text = " (a graph launch counts once)" if coverage.graph_launches else ""
+        yield Note(
+            "info",
+            f"Of these, the accesses of {_count_with_noun('launch', reused_count)}{graph_text} are taken "
+            "from an earlier launch of the same kernel, and those of "
+            f"{format_count(coverage.template_checks)} were recorded and compared with an earlier launch: "
+            f"{_count_with_noun('difference', coverage.template_differences)}",
+        )
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
         yield Note("info", f"Recording used up to {memory_text} of device memory")
 
 
-def _exact_text(coverage: Coverage) -> str:
-    return (
-        "exact (recorded, or taken from an earlier launch)"
-        if coverage.launches_from_template
-        else "exact"
-    )
-
-
-def _template_text(coverage: Coverage) -> str:
-    """Return how many launches have accesses of earlier launches, and how many checks of them failed."""
-    graph_text = " (a graph launch counts once)" if coverage.graph_launches else ""
-    launches_text = _count_with_noun("launch", coverage.launches_from_template)
-    differences_text = _count_with_noun("difference", coverage.template_differences)
-    return (
-        f"Of these, the accesses of {launches_text}{graph_text} are taken from an earlier launch of the same "
-        f"kernel, and those of {format_count(coverage.template_checks)} were recorded and compared with an "
-        f"earlier launch: {differences_text}"
-    )
-
-
-def _unknown_launch_notes(launch_count: int) -> Iterator[Note]:
-    if launch_count:
-        launches_text = _count_with_noun("kernel launch", launch_count)
-        yield Note("warn", f"The arguments of {launches_text} were not recorded")
-
-
-def _call_site_notes(coverage: Coverage) -> Iterator[Note]:
-    if launch_count := coverage.launches_without_call_site:
-        launches_text = _count_with_noun("kernel launch", coverage.launches)
-        verb = "has" if launch_count == 1 else "have"
-        yield Note(
-            "info", f"{format_count(launch_count)} of {launches_text} {verb} no Python call stack"
-        )
-
-
-def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
-    """Yield one note on all operations that were not analyzed, the first kinds by name."""
-    gaps = list(result.gaps.items())
+def _gap_text(gap_counts: Mapping[str, int]) -> str:
+    """Return all operations that were not analyzed, the first kinds by name."""
+    gaps = list(gap_counts.items())
     gap_texts = [
         f"{gap_text} ({_count_with_noun('operation', gap_count)})"
         for gap_text, gap_count in gaps[:_MAX_LISTED_GAPS]
@@ -290,59 +272,23 @@ def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
         operations_text = _count_with_noun("operation", sum(count for _, count in other_gaps))
         gap_texts.append(f"{_count_with_noun('other kind', len(other_gaps))} ({operations_text})")
-    if gap_texts:
-        yield Note("warn", f"Not analyzed, so that races may be missing: {_join_words(gap_texts)}")
+    return _join_words(gap_texts)
 
 
-def _suppression_notes(result: SanitizeResult) -> Iterator[Note]:
-    for suppression in result.suppressed:
-        if suppression.races:
-            races_text = _count_with_noun("race", suppression.races)
-            source = f"{suppression.pattern} ({suppression.origin})"
-            occurrences_text = _occurrences(suppression.count)
-            yield Note("info", f"{races_text} suppressed by {source}, found {occurrences_text}")
-
-
-def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
-    if baseline_use := result.baseline:
-        if not baseline_use.races:
-            yield Note("info", _absence_text(baseline_use))
-            return
-        occurrences_text = (
-            f", found {_occurrences(baseline_use.count)}" if baseline_use.count else ""
-        )
-        races_text = _count_with_noun("race", len(baseline_use.races))
-        baseline_text = f"of the baseline {baseline_use.path}"
-        note_text = f"Not reported: {races_text} {baseline_text}{occurrences_text}"
-        if baseline_use.absent:
-            absent_races_text = _count_with_noun("other race", baseline_use.absent)
-            note_text += f"; {absent_races_text} of the baseline did not occur"
-        yield Note("info", note_text)
-
-
-def _absence_text(baseline_use: BaselineUse) -> str:
-    """Return a sentence on a baseline of which no race occurred."""
-    if not baseline_use.absent:
-        return f"The baseline {baseline_use.path} has no races"
-    if baseline_use.absent == 1:
-        return f"The race of the baseline {baseline_use.path} did not occur"
-    return f"None of the {baseline_use.absent:,} races of the baseline {baseline_use.path} occurred"
-
-
-def _possible_race_note(race_count: int) -> Note:
-    races_text = _count_with_noun("possible race", race_count)
-    verb = "is" if race_count == 1 else "are"
-    return Note(
-        "info",
-        f"{races_text} {verb} not shown: the accesses of the kernels are not known exactly",
-        remedies=(
-            "show them with --show possible" if race_count > 1 else "show it with --show possible",
-        ),
-    )
-
-
-def _nonzero_counts(*named_counts: tuple[str, int]) -> list[str]:
-    return [_count_with_noun(name, count) for name, count in named_counts if count]
+def _baseline_text(use: BaselineUse) -> str:
+    if not use.races:
+        if not use.absent:
+            return f"The baseline {use.path} has no races"
+        if use.absent == 1:
+            return f"The race of the baseline {use.path} did not occur"
+        return f"None of the {use.absent:,} races of the baseline {use.path} occurred"
+    races_text = _count_with_noun("race", len(use.races))
+    text = f"Not reported: {races_text} of the baseline {use.path}"
+    if use.count:
+        text += f", found {_occurrences(use.count)}"
+    if use.absent:
+        text += f"; {_count_with_noun('other race', use.absent)} of the baseline did not occur"
+    return text
 
 
 def _join_words(phrases: Sequence[str]) -> str:
@@ -350,13 +296,9 @@ def _join_words(phrases: Sequence[str]) -> str:
 
 
 def _count_with_noun(noun: str, noun_count: int) -> str:
-    plural_by_noun = {
-        "copy": "copies",
-        "kernel launch": "kernel launches",
-        "graph launch": "graph launches",
-        "launch": "launches",
-    }
-    return f"{format_count(noun_count)} {noun if noun_count == 1 else plural_by_noun.get(noun, f'{noun}s')}"
+    if noun_count != 1:
+        noun = "copies" if noun == "copy" else f"{noun}{'es' if noun.endswith('launch') else 's'}"
+    return f"{format_count(noun_count)} {noun}"
 
 
 def _occurrences(occurrence_count: int) -> str:

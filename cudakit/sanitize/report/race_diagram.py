@@ -37,8 +37,10 @@ class Step:
 
 def diagram(race: FoundRace, race_number: int) -> tuple[Node, ...]:
     """Return the calls as Columns, and the View that draws them."""
-    steps = sorted(_steps(race), key=lambda step: step.seq or math.inf)
-    lanes = _lanes(steps, race)
+    names = _lane_names(race)
+    steps = sorted(_steps(race, *names), key=lambda step: step.seq or math.inf)
+    has_host_lane = any(step.lane == _HOST for step in steps) and _HOST not in names
+    lanes = tuple(dict.fromkeys((_HOST, *names) if has_host_lane else names))
     name = f"race-{race_number}"
     return (
         _columns(name, steps, lanes),
@@ -51,8 +53,7 @@ def is_used_after_free(race: FoundRace) -> bool:
     return race.kind is RaceKind.USE_AFTER_FREE and race.previous.operation == "free"
 
 
-def _steps(race: FoundRace) -> Iterator[Step]:
-    earlier_lane, later_lane = _lane_names(race)
+def _steps(race: FoundRace, earlier_lane: str, later_lane: str) -> Iterator[Step]:
     previous_step = _operation_step(race.previous, earlier_lane)
     if is_used_after_free(race):
         yield previous_step
@@ -108,12 +109,6 @@ def _lane_names(race: FoundRace) -> tuple[str, str]:
     return earlier_lane, later_lane
 
 
-def _lanes(steps: Sequence[Step], race: FoundRace) -> tuple[str, ...]:
-    names = _lane_names(race)
-    has_host_lane = any(step.lane == _HOST for step in steps) and _HOST not in names
-    return tuple(dict.fromkeys(((_HOST,) if has_host_lane else ()) + names))
-
-
 def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
     rows = range(len(steps))
     awaited_rows = [
@@ -144,20 +139,21 @@ def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
         Column("call", "number"),
         *(Column(_lane_title(lane), is_optional=lane not in operation_lanes) for lane in lanes),
     )
-    rows = tuple(
-        (_call_number_cell(row_steps[0]), *(_lane_cell(row_steps, lane) for lane in lanes))
-        for row_steps in _steps_by_row(steps)
-    )
-    return Table(columns, rows, caption=_describe_missing_sync(steps))
+    rows: list[tuple[Value, ...]] = []
+    for row_steps in _steps_by_row(steps):
+        seq = row_steps[0].seq
+        texts = {
+            step.lane: f"{step.label} ({step.site})" if step.site else step.label
+            for step in reversed(row_steps)
+        }
+        cells = (Text(texts.get(lane, "")) for lane in lanes)
+        rows.append((Count(seq) if seq else Text("?"), *cells))
+    return Table(columns, tuple(rows), caption=_describe_missing_sync(steps))
 
 
 def _lane_title(lane: str) -> str:
     """Return the name of a stream or of the host without its article."""
     return lane.removeprefix("the ")
-
-
-def _call_number_cell(step: Step) -> Value:
-    return Count(step.seq) if step.seq else Text("?")
 
 
 def _describe_missing_sync(steps: Sequence[Step]) -> str:
@@ -167,13 +163,6 @@ def _describe_missing_sync(steps: Sequence[Step]) -> str:
     if 0 < earlier_step.seq < later_step.seq:
         return f"no synchronization orders call {later_step.seq:,} after call {earlier_step.seq:,}"
     return f"no synchronization makes {later_step.lane} wait for {earlier_step.lane}"
-
-
-def _lane_cell(row_steps: Sequence[Step], lane: str) -> Text:
-    step = next((row_step for row_step in row_steps if row_step.lane == lane), None)
-    if step is None:
-        return Text("")
-    return Text(f"{step.label} ({step.site})" if step.site else step.label)
 
 
 def _steps_by_row(steps: Sequence[Step]) -> Iterator[list[Step]]:
@@ -222,6 +211,10 @@ class _Call:
         return self.lane * _LANE_HEIGHT
 
     @property
+    def arrow_class(self) -> str:
+        return _MISSING_SYNC_CLASS if self.is_operation else _SYNC_CLASS
+
+    @property
     def middle(self) -> str:
         return percent(self.left + self.width / 2)
 
@@ -259,14 +252,10 @@ def _calls(columns: Columns) -> Iterator[_Call]:
     step_width = 1 / (len(lanes) - 1 + _MAX_BOX_STEPS)
     for i, (lane, seq, operation, awaited_row, label, site) in enumerate(rows):
         remark = " · ".join(filter(None, (site, f"call {seq:,}" if seq else "")))
-        width = _free_steps(lanes, i) - _GAP_STEPS
+        # The call takes the steps to the next call of its lane.
+        distances = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lane)
+        width = min(next(distances, _MAX_BOX_STEPS), _MAX_BOX_STEPS) - _GAP_STEPS
         yield _Call(lane, i * step_width, width * step_width, label, remark, operation, awaited_row)
-
-
-def _free_steps(lanes: Sequence[int], i: int) -> float:
-    """Return the number of steps to the next call of the same lane, at most ``_MAX_BOX_STEPS``."""
-    distances = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
-    return min(next(distances, _MAX_BOX_STEPS), _MAX_BOX_STEPS)
 
 
 def _draw_lane(name: str, top: int) -> Shape:
@@ -311,7 +300,7 @@ def _draw_arrow(start_call: _Call, end_call: _Call) -> Shape:
     is_downward = end_call.lane >= start_call.lane
     return shape(
         "line",
-        class_=_MISSING_SYNC_CLASS if end_call.is_operation else _SYNC_CLASS,
+        class_=end_call.arrow_class,
         x1=start_call.middle,
         y1=start_call.top + _BOX_HEIGHT if is_downward else start_call.top,
         x2=end_call.middle,
@@ -320,11 +309,7 @@ def _draw_arrow(start_call: _Call, end_call: _Call) -> Shape:
 
 
 def _legend(calls: Sequence[_Call]) -> Legend:
-    drawn_classes = {
-        _MISSING_SYNC_CLASS if call.is_operation else _SYNC_CLASS
-        for call in calls
-        if call.awaited_row >= 0
-    }
+    drawn_classes = {call.arrow_class for call in calls if call.awaited_row >= 0}
     legend_keys = (
         Key(shape("line", class_=kind, x1=0, x2=36, y1=6, y2=6), label)
         for kind, label in _LEGEND

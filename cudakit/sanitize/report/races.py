@@ -40,9 +40,9 @@ MEANINGS: Final = {
     RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
-# Headings of the kinds of races whose names are too short to be clear.
 _MAX_LISTED_RANKS: Final = 16
 
+# Headings of the kinds of races whose names are too short to be clear.
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
 _PRECISION_TEXTS: Final = {
@@ -93,23 +93,16 @@ def describe_precision(race: FoundRace) -> str:
     """Return the precision of both accesses."""
     if race.previous.known is race.current.known is Precision.EXACT:
         return "both accesses are exact"
-    precision_text = (
-        f"the earlier access is {_PRECISION_TEXTS[race.previous.known]}, "
-        f"the later one is {_PRECISION_TEXTS[race.current.known]}"
+    is_certain = race.confidence is Confidence.CERTAIN
+    sides = [("earlier", race.previous), ("later", race.current)]
+    if is_certain and race.current.known is not Precision.EXACT:
+        sides.reverse()  # the exact access, which covers the other one, stands second
+    (first_word, first), (second_word, second) = sides
+    return (
+        f"the {first_word} access is {_PRECISION_TEXTS[first.known]}, "
+        f"the {second_word} one is {_PRECISION_TEXTS[second.known]}"
+        f"{' and covers all of it' if is_certain else ''}"
     )
-    if race.confidence is Confidence.CERTAIN:
-        precision_text += " and covers all of it"
-        if race.current.known is not Precision.EXACT:
-            precision_text = (
-                f"the later access is {_PRECISION_TEXTS[race.current.known]}, "
-                f"the earlier one is {_PRECISION_TEXTS[race.previous.known]} and covers all of it"
-            )
-    return precision_text
-
-
-def describe_memory(memory: Memory) -> str:
-    """Return an allocation in words: ``64.0 MiB, device memory``."""
-    return f"{format_bytes(memory.size_bytes)}, {_ALLOCATION_KINDS[memory.how]}"
 
 
 _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
@@ -129,14 +122,11 @@ def race_section(
     note = race_note(race, is_counted=is_counted)
     drawing_nodes = diagram(race, race_number) if is_counted else ()
     facts = Facts(tuple(_facts(race, processes)))
-    return Section(_heading(race, race_number), (note, *drawing_nodes, facts))
-
-
-def _heading(race: FoundRace, race_number: int) -> str:
     occurrences_text = f", found {format_count(race.count)} times" if race.count > 1 else ""
     library_text = f" in {race.library}" if race.library else ""
     kind = _HEADINGS.get(race.kind, race.kind.value)
-    return f"{race_number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
+    heading = f"{race_number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
+    return Section(heading, (note, *drawing_nodes, facts))
 
 
 def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
@@ -144,11 +134,7 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
 
     A race that does not count has the level "info".
     """
-    sides_by_order = (("later", race.current), ("earlier", race.previous))
-    locations = [
-        (f"{order_word}: {_operation_text(side)}", _stack(side))
-        for order_word, side in sides_by_order
-    ]
+    locations = _locations(race.current, race.previous)
     if race.memory:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
@@ -156,7 +142,17 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
     # The program cannot order the streams of a library, so the advice of the known issue replaces
     # the fix.
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
-    source_lines = tuple(_source_lines(race))
+    # The source line of the call site of each side, if the file is on this computer.
+    call_sites = [
+        (order_word, side.stack[side.site])
+        for order_word, side in (("earlier", race.previous), ("later", race.current))
+        if side.stack
+    ]
+    source_lines = tuple(
+        f"{order_word}, {frame.filename}:{frame.line}: {line}"
+        for order_word, frame in call_sites
+        if (line := _source_line(Path(frame.filename), frame.line))
+    )
     return Note(level, capitalized(race.sentence), remedies, finding, evidence=source_lines)
 
 
@@ -168,26 +164,21 @@ UNVERIFIED_MEANING: Final = (
 
 def unverified_note(pair: UnverifiedPair) -> Note:
     """Return the sentence of two operations that may race, and the finding for structured formats."""
-    sides_by_order = (("later", pair.current), ("earlier", pair.previous))
-    locations = [
-        (f"{order_word}: {_operation_text(side)}", _stack(side))
-        for order_word, side in sides_by_order
-    ]
-    finding = Finding("unverified-launch", UNVERIFIED_MEANING, tuple(locations))
+    locations = tuple(_locations(pair.current, pair.previous))
+    finding = Finding("unverified-launch", UNVERIFIED_MEANING, locations)
     return Note("error", capitalized(pair.sentence), (pair.hint,), finding)
+
+
+def _locations(current: Side, previous: Side) -> list[tuple[str, Stack]]:
+    return [
+        (f"{order_word}: {_operation_text(side)}", _stack(side))
+        for order_word, side in (("later", current), ("earlier", previous))
+    ]
 
 
 # Larger files are not read for the source line of a call.
 _MAX_SOURCE_BYTES: Final = 1 << 21
 _MAX_SOURCE_LETTERS: Final = 200
-
-
-def _source_lines(race: FoundRace) -> Iterator[str]:
-    """Yield the source line of the call site of each side, if the file is on this computer."""
-    for order_word, side in (("earlier", race.previous), ("later", race.current)):
-        frame = side.stack[side.site] if side.stack else None
-        if frame and (line := _source_line(Path(frame.filename), frame.line)):
-            yield f"{order_word}, {frame.filename}:{frame.line}: {line}"
 
 
 def _source_line(file: Path, line_number: int) -> str:
@@ -233,9 +224,21 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
             ),
         )
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
-    yield from _memory_facts(race)
+    if race.memory is None:
+        reason = "not allocated by CUDA, or allocated before recording began"
+        yield "memory", Unavailable(reason)
+    else:
+        size_text, kind = format_bytes(race.memory.size_bytes), _ALLOCATION_KINDS[race.memory.how]
+        yield "memory", Text(f"{size_text}, {kind}")
+        yield "allocated at", Stack(race.memory.stack, race.memory.site)
     if not is_used_after_free(race):
-        yield "last wait", Text(_last_wait(race))
+        earlier_stream, later_stream = map(short_stream_name, (race.previous, race.current))
+        last_wait = "none"
+        if race.last_sync:
+            last_wait = race.last_sync.sentence
+        elif earlier_stream != later_stream:
+            last_wait = f"none: {later_stream} never waited for {earlier_stream}"
+        yield "last wait", Text(last_wait)
     if len(processes) > 1:
         yield from _process_facts(race, processes)
 
@@ -246,20 +249,13 @@ def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tu
     rank = rank_by_process.get(race.process)
     yield "process", Text(str(race.process) if rank is None else f"{race.process}, rank {rank}")
     if len(race.processes) > 1:
-        processes_with_race = sorted(
-            rank for process in race.processes if (rank := rank_by_process.get(process)) is not None
-        )
-        has_ranks = len(processes_with_race) == len(race.processes)
-        listed_text = ", ".join(map(str, processes_with_race[:_MAX_LISTED_RANKS]))
-        ellipsis = ", …" if len(processes_with_race) > _MAX_LISTED_RANKS else ""
-        yield (
-            "found in",
-            Text(
-                f"ranks {listed_text}{ellipsis}"
-                if has_ranks
-                else f"{len(race.processes)} processes"
-            ),
-        )
+        ranks = [rank_by_process.get(process) for process in race.processes]
+        known_ranks = sorted(rank for rank in ranks if rank is not None)
+        place = f"{len(ranks)} processes"
+        if len(known_ranks) == len(ranks):
+            ellipsis = ", …" if len(ranks) > _MAX_LISTED_RANKS else ""
+            place = f"ranks {', '.join(map(str, known_ranks[:_MAX_LISTED_RANKS]))}{ellipsis}"
+        yield "found in", Text(place)
 
 
 def _operation_text(side: Side) -> str:
@@ -288,24 +284,3 @@ def _bytes_text(race: FoundRace) -> str:
             caveat += "; a strided access may have more common bytes behind these"
     location = describe_place(race.address, race.memory)
     return f"{size_text} at {location}{caveat}"
-
-
-def _memory_facts(race: FoundRace) -> Iterator[tuple[str, Value]]:
-    memory = race.memory
-    if memory is None:
-        yield "memory", Unavailable("not allocated by CUDA, or allocated before recording began")
-        return
-    yield "memory", Text(describe_memory(memory))
-    yield "allocated at", Stack(memory.stack, memory.site)
-
-
-def _last_wait(race: FoundRace) -> str:
-    if race.last_sync:
-        return race.last_sync.sentence
-    earlier_stream_name, later_stream_name = (
-        short_stream_name(race.previous),
-        short_stream_name(race.current),
-    )
-    if earlier_stream_name == later_stream_name:
-        return "none"
-    return f"none: {later_stream_name} never waited for {earlier_stream_name}"
