@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
 
 
-# Type code that native/fast_call.c uses for a numeric kernel parameter, by dtype.
+# Type code that native/fast_call/call.c uses for a numeric kernel parameter, by dtype.
 _NUMBER_KINDS = {"float32": "f", "float64": "d", "int64": "q", "bool": "?"}
 _MAX_INTEGER = 1 << 63
 
