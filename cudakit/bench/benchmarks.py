@@ -34,7 +34,7 @@ BENCHMARKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "copy-overlap": ("cudakit.bench.overlap:OverlapSpec", ""),
         "gds": (
-            "cudakit.bench.workloads.gds:GdsSpec",
+            "cudakit.bench.gds:GdsSpec",
             "Rate of transfers between files and device memory (GPUDirect Storage).",
         ),
         "gemm": (
@@ -48,7 +48,7 @@ BENCHMARKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "memory": ("cudakit.bench.memory:MemorySpec", "Bandwidth of device memory and L2 cache."),
         "nccl": (
-            "cudakit.bench.workloads.nccl:NcclSpec",
+            "cudakit.bench.nccl:NcclSpec",
             "Bandwidth and latency of NCCL's collective operations.",
         ),
         "ops": (

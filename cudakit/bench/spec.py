@@ -64,13 +64,13 @@ def option(
     return field(default=default, metadata={"option": metadata})
 
 
-def sizes_option(meaning: str, *, default: str = "") -> Any:
+def sizes_option(meaning: str, *, default: str = "", group: str = "") -> Any:
     """Return the field of ``--sizes``; the help shows ``default``."""
     text = (
         f"{meaning}: a list (64KiB,1MiB), a range that doubles (1MiB..1GiB) or grows by a factor "
         f"(1KiB..1GiB:4).{f'  [default: {default}]' if default else ''}"
     )
-    return option("--sizes", text, kind="sizes", metavar="SIZE,...")
+    return option("--sizes", text, kind="sizes", metavar="SIZE,...", group=group)
 
 
 def mode_option(shown_default: str, *, default: Mode | None = None, group: str = "") -> Any:

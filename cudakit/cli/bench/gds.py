@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cudakit.bench.gds import DIRECTIONS, GdsSpec, temporary_data_file
 from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
+    EFFORT_OPTIONS,
     HELP_BY_TITLE,
-    Effort,
-    effort_options,
-    name_list,
-    parse_counts,
-    passed_options,
-    sizes_option,
+    make_spec,
+    parse_names,
+    spec_options,
 )
 from cudakit.cli.failure import sigterm_as_interrupt
-from cudakit.cli.options import FILE, Command, Value, byte_size, gpu_option, option, output_options
+from cudakit.cli.options import (
+    FILE,
+    Command,
+    Value,
+    byte_size,
+    gpu_option,
+    option,
+    output_options,
+    with_options,
+)
 from cudakit.cli.output import OutputOptions
+from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from cudakit.cli.failure import ExitCode
@@ -50,33 +60,18 @@ _SIMULATED_FILE_BYTES = 4 << 20
 )
 @option(
     "--directions",
-    type=name_list("cudakit.bench.workloads.gds:STORAGE_DIRECTIONS"),
+    type=Value(DIRECTIONS, parse_names, is_list=True),
     metavar="NAME,...",
     default="read",
     help="Directions: read (file to device), write (device to file).  [default: read]",
 )
-@option(
-    "--patterns",
-    type=name_list("cudakit.bench.workloads.gds:PATTERNS"),
-    metavar="NAME,...",
-    help="Order of the file offsets: sequential, random.  [default: both]",
-)
-@sizes_option("Bytes of each transfer", default="64KiB,1MiB,16MiB; with --gpu sim 4KiB,64KiB")
-@option(
-    "--threads",
-    type=Value((), parse_counts),
-    metavar="N,...",
-    help="Numbers of threads that transfer at the same time.  [default: 1,8; with --gpu sim 1,2]",
-)
-@gpu_option
-@effort_options
+@partial(with_options, (*spec_options(GdsSpec), gpu_option, *EFFORT_OPTIONS))
 @output_options(FORMATS)
 def gds(
     *,
     directory: str,
     file_size: int | None,
     directions: tuple[str, ...],
-    effort: Effort,
     gpu: str,
     output: OutputOptions,
     **options: Any,
@@ -93,10 +88,6 @@ def gds(
     cudakit bench gds --path /mnt/nvme
     cudakit bench gds --directions read,write --sizes 64KiB..16MiB:4 --threads 16
     """
-    from cudakit.bench.data_file import temporary_data_file
-    from cudakit.bench.workloads.gds import GdsSpec
-    from cudakit.errors import UsageError
-
     if file_size == 0:
         raise UsageError("--file-size is 0; it must be at least 1 byte")
     default_bytes = _SIMULATED_FILE_BYTES if gpu.startswith("sim") else _FILE_BYTES
@@ -106,14 +97,13 @@ def gds(
                 temporary_data_file(
                     Path(directory),
                     file_size or default_bytes,
-                    effort.spec_options.get("seed") or 0,
+                    options["seed"] or 0,
                     in_memory=_is_in_memory(Path(directory)),
                 )
             )
             for direction in directions
         }
-        spec = GdsSpec(files=files, **passed_options(**options), **effort.arguments(GdsSpec))
-        return measure_spec(spec, gpu, output)
+        return measure_spec(make_spec(GdsSpec, gpu, options, files=files), gpu, output)
 
 
 def _is_in_memory(directory: Path) -> bool:

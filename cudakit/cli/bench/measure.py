@@ -6,13 +6,11 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from cudakit.cli.bench.options import effort_options
 from cudakit.cli.failure import ExitCode, held_interrupts
-from cudakit.cli.options import gpu_option, output_options
 from cudakit.cli.output import (
     COMMON_FORMATS,
     OutputOptions,
@@ -34,16 +32,6 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result", "BenchResult", "SuiteResult")
 
 FORMATS = (*COMMON_FORMATS, "csv", "nvbench.json")
-
-
-def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
-    """Turn a function that returns a Spec into a command that measures it, with the shared options."""
-
-    @functools.wraps(command)
-    def run_measurement(*, gpu: str, output: OutputOptions, **options: Any) -> int:
-        return measure_spec(command(**options), gpu, output)
-
-    return gpu_option(effort_options(output_options(FORMATS)(run_measurement)))
 
 
 def measure_spec(spec: Spec, gpu: str, output: OutputOptions) -> ExitCode:

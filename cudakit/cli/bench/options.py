@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -18,24 +16,7 @@ from cudakit.cli.options import (
     option,
     option_group,
     percent,
-    with_options,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """The options for precision and time that the user passed."""
-
-    spec_options: Mapping[str, Any]  # Arguments of a Spec, without its stopping rule.
-    rule_options: Mapping[str, Any]  # Values of the stopping rule.
-
-    def arguments(self, spec_class: type[Spec]) -> dict[str, Any]:
-        """Return the arguments of a Spec class; values of the rule that were not passed keep its defaults."""
-        return {
-            **self.spec_options,
-            "rule": replace(spec_class.default_rule(), **self.rule_options),
-        }
-
 
 if TYPE_CHECKING:
     from cudakit.bench.spec import Option, Spec
@@ -58,11 +39,6 @@ def passed_options(**options: Any) -> dict[str, Any]:
 def parse_names(text: str) -> tuple[str, ...]:
     """Parse ``read,write`` as names; the Spec validates them."""
     return tuple(dict.fromkeys(_split_list(text)))
-
-
-def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Value:
-    """Return the type of a comma-separated list of names, completed from ``choices``."""
-    return Value(choices, parse_names, is_list=True)
 
 
 _SIZE_RANGES = "1MiB..1GiB or 1KiB..1GiB:4"
@@ -140,41 +116,6 @@ def _parse_range(
     return [size for size in powers if size <= last_size] if range_dots else [first_size]
 
 
-def sizes_option(meaning: str, *, default: str = "") -> Decorator:
-    """Return the option ``--sizes``, passed as ``sizes_bytes``; the help shows ``default``."""
-    return option(
-        "--sizes",
-        "sizes_bytes",
-        type=Value((), parse_sizes),
-        metavar="SIZE,...",
-        help=f"{meaning}: a list (64KiB,1MiB), a range that doubles (1MiB..1GiB) or grows by a factor "
-        f"(1KiB..1GiB:4).{f'  [default: {default}]' if default else ''}",
-    )
-
-
-def mode_option(default: str) -> Decorator:
-    """Return the option ``--mode``; the help shows ``default``, the Spec applies it."""
-    return option(
-        "--mode",
-        type=click.Choice(["isolated", "batch", "graph", "host"]),
-        metavar="MODE",
-        help="How a sample is timed: isolated (one execution between two events), batch (many between two "
-        "events), graph (many in a CUDA graph) or host (one, with the host's clock).  "
-        f"[default: {default}]",
-    )
-
-
-def cache_option(default: str) -> Decorator:
-    """Return the option ``--cache``; the help shows ``default``, the Spec applies it."""
-    return option(
-        "--cache",
-        type=click.Choice(["rotate", "flush", "hot"]),
-        metavar="STATE",
-        help="L2 state before each sample: rotate (cycle through buffers), flush (overwrite the L2) or hot "
-        f"(operands cached).  [default: {default}]",
-    )
-
-
 # The title of the shared options, and the help that describes them.
 MEASUREMENT = "Measurement"
 HELP_BY_TITLE = {MEASUREMENT: "cudakit bench --help"}
@@ -234,27 +175,6 @@ EFFORT_OPTIONS = option_group(
         help="Do not block the stream while work is enqueued; samples then include launch gaps.",
     ),
 )
-
-
-def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for precision and time to a command; passed as ``effort: Effort``."""
-
-    @functools.wraps(command)
-    def call_with_options(**options: Any) -> Any:
-        spec_options = {
-            name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")
-        }
-        rule_options = {
-            name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")
-        }
-        passed_spec_options = passed_options(**spec_options)
-        if options.pop("no_blocker"):
-            passed_spec_options["blocker"] = False
-        return command(
-            effort=Effort(passed_spec_options, passed_options(**rule_options)), **options
-        )
-
-    return with_options(EFFORT_OPTIONS, call_with_options)
 
 
 def make_spec(spec_class: type[_Spec], gpu: str, options: dict[str, Any], **given: Any) -> _Spec:

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.bench.collectives.patterns import (
-    PERIOD,
-    Pattern,
-    exact_limit,
-    expected_chunks,
-    input_chunks,
-)
+from cudakit.bench.nccl_ranks import PERIOD, Pattern, exact_limit, expected_chunks, input_chunks
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.arrays import ELEMENTS, Element, decode
 from cudakit.gpu.api.collectives import OPERATIONS, Collective

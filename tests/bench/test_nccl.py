@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.bench.case import Mode, Rule
-from cudakit.bench.collectives.group import LocalChannel, RankGroup, new_answers
-from cudakit.bench.collectives.measure import check_ranks, measure_collectives
+from cudakit.bench.nccl import NcclSpec, check_ranks, make_collective, measure_collectives
+from cudakit.bench.nccl_ranks import Answers, LocalChannel, RankGroup
 from cudakit.bench.result import BenchResult, RankFacts
-from cudakit.bench.workloads.nccl import NcclSpec, make_collective
 from cudakit.errors import CollectiveError, InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ELEMENTS
@@ -48,9 +47,9 @@ def open_sim(rank: int) -> Gpu:
 def group_of(
     ranks: int, open_gpu: Callable[[int], Gpu] = open_sim, timeout_s: float = 20.0
 ) -> Iterator[RankGroup]:
-    answers = new_answers()
+    answers = Answers()
     channels = [
-        LocalChannel(lambda rank=rank: open_gpu(rank), rank, ranks, answers, f"rank {rank}")  # type: ignore[misc]
+        LocalChannel(lambda rank=rank: open_gpu(rank), rank, ranks, answers)  # type: ignore[misc]
         for rank in range(ranks)
     ]
     group = RankGroup(channels, answers, timeout_s)
