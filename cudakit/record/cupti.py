@@ -74,8 +74,15 @@ def find_cupti(paths: SearchPaths) -> Cupti:
     The variable CUDAKIT_CUPTI_LIBRARY overrides this choice with a path. Raises EnvironmentUnusable if no
     library is found.
     """
-    if library_override := paths.environment.get(LIBRARY_OVERRIDE):
-        return _overriding_library(Path(library_override))
+    if override := paths.environment.get(LIBRARY_OVERRIDE):
+        path = Path(override)
+        if not path.is_file():
+            raise EnvironmentUnusable(
+                f"{LIBRARY_OVERRIDE} is {override!r}, which is not a file",
+                hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of libcupti.so",
+            )
+        name_match = _LIBRARY_NAME.fullmatch(path.name)
+        return Cupti(path.absolute(), int(name_match[1]) if name_match else 0)
     supported_major = _supported_major(paths.root)
     libraries = [
         library for library in _installed_libraries(paths) if library.major <= supported_major
@@ -121,33 +128,23 @@ def _find_files(python: str, paths: SearchPaths) -> ProfileFiles:
     return ProfileFiles(library.path, recorder, find_frame_readers(paths))
 
 
-def _overriding_library(path: Path) -> Cupti:
-    if not path.is_file():
-        raise EnvironmentUnusable(
-            f"{LIBRARY_OVERRIDE} is {str(path)!r}, which is not a file",
-            hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of libcupti.so",
-        )
-    name_match = _LIBRARY_NAME.fullmatch(path.name)
-    return Cupti(path.absolute(), int(name_match[1]) if name_match else 0)
-
-
 def _installed_libraries(paths: SearchPaths) -> Iterator[Cupti]:
-    for directory in unique_directories(map(Path, paths.packages)):
-        yield from _libraries_in(directory, _PACKAGE_PATTERNS)
+    library_path = filter(None, paths.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    places: list[tuple[Path, Sequence[str]]] = []
+    for packages in unique_directories(map(Path, paths.packages)):
+        places.append((packages, _PACKAGE_PATTERNS))
         # site-packages of a Conda environment: PREFIX/lib/python3.12/site-packages
-        if len(directory.parents) > 1:
-            yield from _libraries_in(directory.parents[1], (".",))
-    for toolkit in unique_directories(toolkit_directories(paths)):
-        yield from _libraries_in(toolkit, _TOOLKIT_PATTERNS)
-    for name in paths.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        if name:
-            yield from _libraries_in(Path(name), (".",))
-    yield from _libraries_in(paths.root, _SYSTEM_PATTERNS)
-
-
-def _libraries_in(directory: Path, patterns: Sequence[str]) -> Iterator[Cupti]:
-    for pattern in patterns:
-        for path in sorted(directory.glob(f"{pattern}/libcupti.so.*")):
+        places += [(parent, (".",)) for parent in packages.parents[1:2]]
+    places += [
+        (toolkit, _TOOLKIT_PATTERNS) for toolkit in unique_directories(toolkit_directories(paths))
+    ]
+    places += [(Path(name), (".",)) for name in library_path]
+    for directory, patterns in (*places, (paths.root, _SYSTEM_PATTERNS)):
+        for path in (
+            path
+            for pattern in patterns
+            for path in sorted(directory.glob(f"{pattern}/libcupti.so.*"))
+        ):
             name_match = _LIBRARY_NAME.fullmatch(path.name)
             # Toolkits also have files named after a release of CUPTI, such as libcupti.so.2025.3.1.
             if name_match and int(name_match[1]) < 1000 and path.is_file():

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.compile import CompileCache, Label, Nvrtc, cache_key, user_cache
 from cudakit.gpu.nvml import Nvml, open_nvml
-from cudakit.record.installed import Assembler, AssemblerError, SearchPaths, find_assemblers
+from cudakit.record.installed import AssemblerError, SearchPaths, find_assemblers
 from cudakit.record.preflight import RecorderFiles
 from cudakit.units import Unavailable
 
@@ -28,6 +28,7 @@ PatchBuilder: TypeAlias = Callable[[Capability, SearchPaths], bytes]
 PATCH_IMAGE_NAME = "device patch of run --sanitize"
 
 _SOURCES = Path(__file__).parent / "patch"
+_SOURCE_NAMES = ("accesses.cu", "arena.h", "page_table.h", "primitives.h", "tensor_boxes.h")
 # The oldest architecture that NVRTC 13 supports: ptxas can assemble its PTX for any newer architecture.
 _PTX_TARGET = "compute_75"
 # The last version of PTX with "shfl" without ".sync", which primitives.h uses because it is faster (PTX ISA,
@@ -61,14 +62,24 @@ def add_device_patches(
     """
     if accesses == "arguments":
         return files, ""
+    paths = SearchPaths.of_this_process()
+    paths = replace(paths, packages=(*paths.packages, *files.packages))
     try:
-        image_by_architecture = _build_images(
-            (devices or device_capabilities)(), build or _build_with_user_cache, files
-        )
+        capabilities = sorted((devices or device_capabilities)())
+        # Devices that are too old are skipped if there are newer devices.
+        new_enough = [capability for capability in capabilities if capability >= OLDEST_CAPABILITY]
+        image_by_architecture = {
+            capability[0] * 10 + capability[1]: build(capability, paths)
+            if build
+            else build_patch(capability, paths=paths, cache=user_cache(os.environ))
+            for capability in new_enough or capabilities
+        }
     except EnvironmentUnusable as error:
         if accesses == "exact":
             raise
-        return files, f"accesses are inferred from kernel arguments: {_one_line_message(error)}"
+        message = error.message.partition("\n")[0]
+        reason = f"{message}; {error.hint}" if error.hint else message
+        return files, f"accesses are inferred from kernel arguments: {reason}"
     patches = {}
     for capability, image in image_by_architecture.items():
         patches[capability] = directory / f"sm_{capability}.cubin"
@@ -95,29 +106,6 @@ def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Cap
     return capabilities
 
 
-def _build_images(
-    capabilities: Collection[Capability], build: PatchBuilder, files: RecorderFiles
-) -> dict[int, bytes]:
-    """Build the patches. Devices that are too old are skipped if there are newer devices."""
-    paths = SearchPaths.of_this_process()
-    paths = replace(paths, packages=(*paths.packages, *files.packages))
-    supported_capabilities = [
-        capability for capability in sorted(capabilities) if capability >= OLDEST_CAPABILITY
-    ] or sorted(capabilities)
-    return {
-        major * 10 + minor: build((major, minor), paths) for major, minor in supported_capabilities
-    }
-
-
-def _build_with_user_cache(capability: Capability, paths: SearchPaths) -> bytes:
-    return build_patch(capability, paths=paths, cache=user_cache(os.environ))
-
-
-def _one_line_message(error: EnvironmentUnusable) -> str:
-    message = error.message.partition("\n")[0]
-    return f"{message}; {error.hint}" if error.hint else message
-
-
 def build_patch(
     capability: tuple[int, int],
     *,
@@ -138,11 +126,20 @@ def build_patch(
             hint="use --accesses arguments",
         )
     nvrtc = Nvrtc()
-    compiler_version = nvrtc.version
+    compiler = _version_text(nvrtc.version)
     assemblers = find_assemblers(paths or SearchPaths.of_this_process())
-    capability_number = capability[0] * 10 + capability[1]
+    target = f"sm_{capability[0] * 10 + capability[1]}"
+    (name, source), *headers = sources = [
+        (name, (_SOURCES / name).read_text(encoding="utf-8")) for name in _SOURCE_NAMES
+    ]
+    options = (*_COMPILER_OPTIONS, *options)
     cache_keys = {
-        assembler: _cache_key(compiler_version, assembler, capability_number, options)
+        assembler: cache_key(
+            f"NVRTC {compiler} ptxas {_version_text(assembler.version)} PTX {_PTX_VERSION} -astoolspatch",
+            target,
+            options,
+            "\0".join(text for _, text in sources),
+        )
         for assembler in assemblers
     }
     if cache and (cached_image := next(filter(None, map(cache.get, cache_keys.values())), None)):
@@ -151,62 +148,27 @@ def build_patch(
         raise EnvironmentUnusable(
             "ptxas, which assembles the device patch, was not found"
             " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
-            hint=_INSTALL_PTXAS.format(_version_text(compiler_version)),
+            hint=_INSTALL_PTXAS.format(compiler),
         )
-    ptx = _compile_ptx(nvrtc, options)
-    assembler, image = _assemble(assemblers, ptx, f"sm_{capability_number}", compiler_version)
-    if cache:
-        tools = f"NVRTC {_version_text(compiler_version)}, ptxas {_version_text(assembler.version)}"
-        cache.keep(
-            cache_keys[assembler], image, Label(PATCH_IMAGE_NAME, f"sm_{capability_number}", tools)
-        )
-    return image
-
-
-def _assemble(
-    assemblers: Sequence[Assembler], ptx: bytes, target: str, compiler_version: tuple[int, int]
-) -> tuple[Assembler, bytes]:
+    ptx = nvrtc.compile(source, "PTX", options, name=name, headers=dict(headers)).rstrip(b"\0")
+    version_line = f".version {_PTX_VERSION}".encode()
+    ptx = re.sub(rb"(?m)^\.version .*$", version_line, ptx, count=1)
     errors = []
     for assembler in assemblers:
         try:
-            return assembler, assembler.assemble(ptx, target)
+            image = assembler.assemble(ptx, target)
         except AssemblerError as error:
             errors.append(f"{assembler}: {str(error).splitlines()[0]}")
+            continue
+        if cache:
+            tools = f"NVRTC {compiler}, ptxas {_version_text(assembler.version)}"
+            cache.keep(cache_keys[assembler], image, Label(PATCH_IMAGE_NAME, target, tools))
+        return image
     raise EnvironmentUnusable(
         f"no installed ptxas can assemble the device patch for {target}: {'; '.join(errors)}",
-        hint=_INSTALL_PTXAS.format(_version_text(compiler_version)),
-    )
-
-
-def _cache_key(
-    compiler_version: tuple[int, int],
-    assembler: Assembler,
-    capability_number: int,
-    options: Sequence[str],
-) -> str:
-    tools = f"NVRTC {_version_text(compiler_version)} ptxas {_version_text(assembler.version)}"
-    versions = f"{tools} PTX {_PTX_VERSION}"
-    source_text = "\0".join(source_text for _, source_text in _sources())
-    return cache_key(
-        f"{versions} -astoolspatch",
-        f"sm_{capability_number}",
-        (*_COMPILER_OPTIONS, *options),
-        source_text,
+        hint=_INSTALL_PTXAS.format(compiler),
     )
 
 
 def _version_text(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
-
-
-def _sources() -> list[tuple[str, str]]:
-    names = ("accesses.cu", "arena.h", "page_table.h", "primitives.h", "tensor_boxes.h")
-    return [(name, (_SOURCES / name).read_text(encoding="utf-8")) for name in names]
-
-
-def _compile_ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
-    (name, source), *headers = _sources()
-    options = (*_COMPILER_OPTIONS, *options)
-    ptx = nvrtc.compile(source, "PTX", options, name=name, headers=dict(headers)).rstrip(b"\0")
-    version_line = f".version {_PTX_VERSION}".encode()
-    return re.sub(rb"(?m)^\.version .*$", version_line, ptx, count=1)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from operator import attrgetter
 from pathlib import Path
 
 from cudakit.errors import EnvironmentUnusable
@@ -81,52 +82,42 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
 
     Raises EnvironmentUnusable if there is none, or the newest is older than 13.4.
     """
-    library_override = paths.environment.get(LIBRARY_OVERRIDE)
-    library = (
-        _overriding_library(Path(library_override))
-        if library_override
-        else max(_installed_libraries(paths), key=_version, default=None)
-    )
-    if library is None:
-        raise EnvironmentUnusable(
-            f"{_LIBRARY_NAME}, NVIDIA's Sanitizer API, is not installed", hint=INSTALL_LIBRARY
+    override = paths.environment.get(LIBRARY_OVERRIDE)
+    if override:
+        path = Path(override)
+        if not path.is_file():
+            raise EnvironmentUnusable(
+                f"{LIBRARY_OVERRIDE} is {override!r}, which is not a file",
+                hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY_NAME}",
+            )
+        library = Library(path.absolute(), _library_version(path))
+    else:
+        directories = (
+            *(
+                (path, _LIBRARY_IN_PACKAGES)
+                for path in unique_directories(map(Path, paths.packages))
+            ),
+            *(
+                (path, _LIBRARY_IN_TOOLKIT)
+                for path in unique_directories(toolkit_directories(paths))
+            ),
         )
+        files = [path for directory, pattern in directories for path in directory.glob(pattern)]
+        libraries = [Library(path, _library_version(path)) for path in files]
+        if not libraries:
+            raise EnvironmentUnusable(
+                f"{_LIBRARY_NAME}, NVIDIA's Sanitizer API, is not installed", hint=INSTALL_LIBRARY
+            )
+        library = max(libraries, key=attrgetter("version"))
     if library.version and library.version < OLDEST_LIBRARY:
         needed_version = ".".join(map(str, OLDEST_LIBRARY))
-        hint = (
-            f"unset {LIBRARY_OVERRIDE}, or set it to a newer library"
-            if library_override
-            else INSTALL_LIBRARY
-        )
         raise EnvironmentUnusable(
-            f"{library} is too old; version {needed_version} or newer is required", hint=hint
+            f"{library} is too old; version {needed_version} or newer is required",
+            hint=f"unset {LIBRARY_OVERRIDE}, or set it to a newer library"
+            if override
+            else INSTALL_LIBRARY,
         )
     return library
-
-
-def _overriding_library(path: Path) -> Library:
-    if not path.is_file():
-        raise EnvironmentUnusable(
-            f"{LIBRARY_OVERRIDE} is {str(path)!r}, which is not a file",
-            hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY_NAME}",
-        )
-    return Library(path.absolute(), _library_version(path))
-
-
-def _version(library: Library) -> tuple[int, ...]:
-    return library.version
-
-
-def _installed_libraries(paths: SearchPaths) -> Iterator[Library]:
-    for directory in unique_directories(map(Path, paths.packages)):
-        yield from _libraries_in(directory, _LIBRARY_IN_PACKAGES)
-    for toolkit in unique_directories(toolkit_directories(paths)):
-        yield from _libraries_in(toolkit, _LIBRARY_IN_TOOLKIT)
-
-
-def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
-    for path in directory.glob(pattern):
-        yield Library(path, _library_version(path))
 
 
 def toolkit_directories(paths: SearchPaths) -> Iterator[Path]:
@@ -146,24 +137,20 @@ def unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
 def _library_version(library: Path) -> tuple[int, ...]:
     """Return the version of the toolkit or wheel that contains the library; () if it is unknown."""
     for directory in library.resolve().parents[1:4]:
-        if version_text := _toolkit_version(directory) or _wheel_version(directory):
+        if version_text := _toolkit_or_wheel_version(directory):
             return tuple(int(number_text) for number_text in re.findall(r"\d+", version_text))
     return ()
 
 
-def _wheel_version(packages: Path) -> str:
-    matches = map(_WHEEL_VERSION.fullmatch, (path.name for path in packages.glob("*.dist-info")))
-    return next((match[1] for match in matches if match), "")
-
-
-def _toolkit_version(toolkit: Path) -> str:
-    """Return the version in version.json or, in container images without that file, in the directory name."""
+def _toolkit_or_wheel_version(directory: Path) -> str:
+    """Return the version in version.json, else in the name of a toolkit's directory or of a wheel, or ""."""
     try:
-        components = json.loads((toolkit / "version.json").read_text(encoding="utf-8"))
+        components = json.loads((directory / "version.json").read_text(encoding="utf-8"))
         return str(components["cuda_sanitizer_api"]["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        match = _TOOLKIT_NAME.fullmatch(toolkit.name)
-        return match[1] if match else ""
+    except (OSError, ValueError, KeyError, TypeError):  # container images do not have the file
+        names = (path.name for path in directory.glob("*.dist-info"))
+        matches = (_TOOLKIT_NAME.fullmatch(directory.name), *map(_WHEEL_VERSION.fullmatch, names))
+        return next((match[1] for match in matches if match), "")
 
 
 def find_recorder(paths: SearchPaths) -> Path:
@@ -222,45 +209,31 @@ def find_assemblers(paths: SearchPaths) -> list[Assembler]:
 
     Raises EnvironmentUnusable if CUDAKIT_PTXAS names no working ptxas.
     """
-    assembler_override = paths.environment.get(PTXAS_OVERRIDE)
-    if assembler_override:
-        return [_overriding_assembler(Path(assembler_override))]
-    assemblers = (_probe_ptxas(path) for path in dict.fromkeys(_ptxas_files(paths)))
-    return sorted(
-        (assembler for assembler in assemblers if assembler),
-        key=lambda assembler: assembler.version,
-        reverse=True,
-    )
-
-
-def _overriding_assembler(path: Path) -> Assembler:
-    assembler = _probe_ptxas(path.absolute())
-    if assembler is None:
-        raise EnvironmentUnusable(
-            f"{PTXAS_OVERRIDE} is {str(path)!r}, which does not run as ptxas",
-            hint=f"unset {PTXAS_OVERRIDE}, or set it to the path of a ptxas",
-        )
-    return assembler
+    if override := paths.environment.get(PTXAS_OVERRIDE):
+        assembler = _probe_ptxas(Path(override).absolute())
+        if assembler is None:
+            raise EnvironmentUnusable(
+                f"{PTXAS_OVERRIDE} is {override!r}, which does not run as ptxas",
+                hint=f"unset {PTXAS_OVERRIDE}, or set it to the path of a ptxas",
+            )
+        return [assembler]
+    assemblers = filter(None, map(_probe_ptxas, dict.fromkeys(_ptxas_files(paths))))
+    return sorted(assemblers, key=attrgetter("version"), reverse=True)
 
 
 def _ptxas_files(paths: SearchPaths) -> Iterator[Path]:
-    for directory in paths.packages:
-        for pattern in _PTXAS_IN_PACKAGES:
-            yield from _executables(Path(directory), pattern)
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if toolkit := paths.environment.get(name):
-            yield from _executables(Path(toolkit), "bin/ptxas")
-    for directory in paths.environment.get("PATH", "").split(os.pathsep):
-        if directory:
-            yield from _executables(Path(directory), "ptxas")
-    for pattern in _TOOLKIT_PATTERNS:
-        yield from _executables(paths.root, f"{pattern}/bin/ptxas")
-
-
-def _executables(directory: Path, pattern: str) -> Iterator[Path]:
-    for path in sorted(directory.glob(pattern)) if directory.is_dir() else ():
-        if path.is_file() and os.access(path, os.X_OK):
-            yield path.resolve()
+    environment = paths.environment
+    toolkits = filter(None, map(environment.get, ("CUDA_HOME", "CUDA_PATH")))
+    search_path = filter(None, environment.get("PATH", "").split(os.pathsep))
+    for directory, pattern in (
+        *((Path(name), pattern) for name in paths.packages for pattern in _PTXAS_IN_PACKAGES),
+        *((Path(name), "bin/ptxas") for name in toolkits),
+        *((Path(name), "ptxas") for name in search_path),
+        *((paths.root, f"{pattern}/bin/ptxas") for pattern in _TOOLKIT_PATTERNS),
+    ):
+        for path in sorted(directory.glob(pattern)) if directory.is_dir() else ():
+            if path.is_file() and os.access(path, os.X_OK):
+                yield path.resolve()
 
 
 def _probe_ptxas(path: Path) -> Assembler | None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from cudakit.record.installed import is_recorder
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
@@ -57,42 +56,31 @@ def child_environment(
     environment: Mapping[str, str], settings: Settings, spool: Path
 ) -> dict[str, str]:
     """Return an environment in which every Python process starts the agent."""
-    child_variables = _without_agent(environment)
-    paths = [str(AGENT), *filter(None, [child_variables.get("PYTHONPATH")])]
-    child_variables["PYTHONPATH"] = os.pathsep.join(paths)
-    child_variables["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
-    if settings.sanitize or settings.profile:
-        # gpu/sim/recorder.py reads these variables
-        child_variables["CUDAKIT_SPOOL"] = str(spool)
-        child_variables["CUDAKIT_SPOOL_FRAMES"] = "cudakit.record._frames"
-    if settings.profile:
-        child_variables["CUDAKIT_SPOOL_EVENTS"] = "profile"
-    return child_variables
-
-
-def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
-    memory = os.path.abspath(settings.memory) if settings.memory else None
-    return {
+    variables = {
+        name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")
+    }
+    # A program has only one supervisor: what another one has set is removed.
+    for name in (_NVTX_TOOL, _CUDA_TOOL):
+        if is_recorder(variables.get(name, "")):
+            del variables[name]
+    paths = variables.get("PYTHONPATH", "").split(os.pathsep)
+    other_paths = os.pathsep.join(path for path in paths if path != str(AGENT))
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(AGENT), other_paths)))
+    agent_settings = {
         **asdict(settings),
-        "memory": memory,
-        # The rule by which the reader of Python stacks tells frames of the program from frames of libraries.
+        "memory": os.path.abspath(settings.memory) if settings.memory else None,
+        # The rule by which the reader of Python stacks tells frames of the program from those of libraries.
         "program_files": [LIBRARY_FILE, TYPED_CODE],
         "spool": str(spool),
         "supervisor": os.getpid(),
     }
-
-
-def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of another supervisor, since a program has only one."""
-    variables = {
-        name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")
-    }
-    for name in (_NVTX_TOOL, _CUDA_TOOL):
-        if is_recorder(variables.get(name, "")):  # the other supervisor's recorder set the variable
-            del variables[name]
-    if "PYTHONPATH" in variables:
-        paths = variables["PYTHONPATH"].split(os.pathsep)
-        variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(AGENT))
+    variables["CUDAKIT_AGENT"] = json.dumps(agent_settings)
+    if settings.sanitize or settings.profile:
+        # gpu/sim/recorder.py reads these variables
+        variables["CUDAKIT_SPOOL"] = str(spool)
+        variables["CUDAKIT_SPOOL_FRAMES"] = "cudakit.record._frames"
+    if settings.profile:
+        variables["CUDAKIT_SPOOL_EVENTS"] = "profile"
     return variables
 
 

@@ -177,32 +177,20 @@ def describe_difference(compiled_layouts: Mapping[str, Layout], header: Header) 
     Structs of the header may be larger, because the recorder receives pointers to them. Structs that are not
     part of the Sanitizer API are ignored.
     """
-    for name in filter(_is_api_struct, compiled_layouts):
+    for name in (name for name in compiled_layouts if name.startswith("Sanitizer_")):
         installed_layout = header.layout(name)
         if installed_layout is None:
             return f"{name} is missing"
         for field_name, offset in compiled_layouts[name].items():
-            if field_difference := _describe_field_difference(
-                field_name, offset, installed_layout.get(field_name)
-            ):
-                return f"{name}{field_difference}"
-    return ""
-
-
-def _is_api_struct(name: str) -> bool:
-    return name.startswith("Sanitizer_")
-
-
-def _describe_field_difference(field_name: str, offset: int, installed_offset: int | None) -> str:
-    if field_name == SIZE:
-        is_too_small = installed_offset is not None and installed_offset < offset
-        return f" has {installed_offset} bytes; the recorder reads {offset}" if is_too_small else ""
-    if installed_offset is None:
-        return f".{field_name} is missing; the recorder reads it at byte {offset}"
-    if installed_offset != offset:
-        return (
-            f".{field_name} is at byte {installed_offset}; the recorder reads it at byte {offset}"
-        )
+            installed = installed_layout.get(field_name)
+            if field_name == SIZE:
+                if installed is not None and installed < offset:
+                    return f"{name} has {installed} bytes; the recorder reads {offset}"
+            elif installed is None:
+                return f"{name}.{field_name} is missing; the recorder reads it at byte {offset}"
+            elif installed != offset:
+                place = f"{name}.{field_name} is at byte {installed}"
+                return f"{place}; the recorder reads it at byte {offset}"
     return ""
 
 
@@ -210,7 +198,12 @@ def check_structures(compiled_layouts: Mapping[str, Layout], library: Library) -
     """Raise EnvironmentUnusable if the recorder would misread callback data of the library."""
     headers = library.headers
     if not headers:
-        return _check_version(library)
+        if library.version[:2] in _RELEASES_WITH_KNOWN_LAYOUTS:
+            return
+        raise EnvironmentUnusable(
+            f"{library} has no headers and is not a release with known struct layouts",
+            hint=INSTALL_LIBRARY,
+        )
     header = Header("".join(path.read_text(encoding="utf-8", errors="replace") for path in headers))
     try:
         layout_difference = describe_difference(compiled_layouts, header)
@@ -220,13 +213,4 @@ def check_structures(compiled_layouts: Mapping[str, Layout], library: Library) -
         raise EnvironmentUnusable(
             f"{library} has struct layouts that this recorder does not support: {layout_difference}",
             hint=f"pip install --upgrade cudakit, or {_INSTALL_SUPPORTED}",
-        )
-    return None
-
-
-def _check_version(library: Library) -> None:
-    if library.version[:2] not in _RELEASES_WITH_KNOWN_LAYOUTS:
-        raise EnvironmentUnusable(
-            f"{library} has no headers and is not a release with known struct layouts",
-            hint=INSTALL_LIBRARY,
         )

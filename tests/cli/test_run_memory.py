@@ -12,7 +12,7 @@ from record.programs import supervised
 from record.recorded import build_library
 
 import cudakit
-from cudakit.cli.run.memory import MemoryFiles, MemoryMonitor
+from cudakit.cli.run.memory import MemoryMonitor
 from cudakit.memory.snapshot import POOL_IDS
 from cudakit.memory.torch_snapshot import read_snapshot
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
@@ -34,11 +34,12 @@ class Run:
     """A program that was run with --memory."""
 
     stdout: str
-    files: MemoryFiles
+    paths: list[str]
+    limits_passed: list[str]
     notes: list[str] = field(default_factory=list)
 
     def snapshot(self, index: int = 0) -> dict[str, Any]:
-        return read_snapshot(Path(self.files.paths[index]))
+        return read_snapshot(Path(self.paths[index]))
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Runner:
             **{"PYTHONPATH": str(STAND_IN), "FAKE_CUDA": str(self.library), **env},
         )
         assert (done.status, done.stderr) == (0, "")
-        return Run(done.stdout, monitor.finish(), notes)
+        return Run(done.stdout, *monitor.finish(), notes)
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_cupy_pool_has_segments_blocks_and_call_stacks(run: Runner, driver: bool
 
 
 def test_memviz_reads_the_snapshot(run: Runner) -> None:
-    result = cudakit.memviz(run(CUPY).files.paths[0])
+    result = cudakit.memviz(run(CUPY).paths[0])
 
     (device,) = result.devices
     assert device.end.requested_bytes == 1000
@@ -170,7 +171,7 @@ def test_freed_segments_are_not_reserved(run: Runner) -> None:
     done = run(CUPY + "cupy.pool.free(kept); cupy.pool.free_all_blocks()\n")
 
     assert done.snapshot()["segments"] == []
-    assert cudakit.memviz(done.files.paths[0]).devices[0].peak.reserved_bytes == 5 * MIB
+    assert cudakit.memviz(done.paths[0]).devices[0].peak.reserved_bytes == 5 * MIB
 
 
 def test_memory_without_pool_belongs_to_the_driver(run: Runner) -> None:
@@ -196,7 +197,7 @@ fake_driver.malloc(3 << 20, "pinned")
     ]  # fmt: skip
     (pinned,) = snapshot["host_segments"]
     assert (pinned["size"], function(pinned["frames"])) == (3 * MIB, "<module>")
-    assert {device.device for device in cudakit.memviz(done.files.paths[0]).devices} == {0, None}
+    assert {device.device for device in cudakit.memviz(done.paths[0]).devices} == {0, None}
 
 
 NUMBA = """
@@ -241,11 +242,11 @@ def test_child_processes_and_ranks_have_files_of_their_own(run: Runner) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CUPY!r}])\n{CUPY}"
 
     done = run(code)
-    names = {Path(path).name for path in done.files.paths}
+    names = {Path(path).name for path in done.paths}
     assert "out.pickle" in names
     assert len(names) == 2
     assert all(name.startswith("out") for name in names)
-    assert Path(run(CUPY, RANK="3").files.paths[0]).name == "out-rank003.pickle"
+    assert Path(run(CUPY, RANK="3").paths[0]).name == "out-rank003.pickle"
 
 
 def test_frees_at_the_end_of_the_process_are_not_in_the_snapshot(run: Runner) -> None:
@@ -260,13 +261,13 @@ def test_frees_at_the_end_of_the_process_are_not_in_the_snapshot(run: Runner) ->
 def test_limit_names_the_allocation_that_passed_it(run: Runner) -> None:
     done = run(CUPY, limit=4 * MIB)
 
-    (sentence,) = done.files.limits_passed
+    (sentence,) = done.limits_passed
     assert (
         "memory on cuda:0 passed the limit of 4.00 MiB: 5.00 MiB after cupy allocated" in sentence
     )
     assert "3.00 MiB at " in sentence
     assert sentence.endswith("program.py:8 in temporary; peak 5.00 MiB")
-    assert run(CUPY, limit=5 * MIB).files.limits_passed == ()
+    assert run(CUPY, limit=5 * MIB).limits_passed == []
 
 
 def test_damaged_jax_profile_is_reported(run: Runner) -> None:
@@ -296,7 +297,7 @@ def test_nvtx_ranges_and_marks_are_recorded_and_name_the_peak(run: Runner) -> No
     recorded = run(NVTX)
     snapshot = recorded.snapshot()
     entries = [(each["name"], each["stage"]) for each in snapshot["external_annotations"]]
-    device = cudakit.memviz(recorded.files.paths[0]).devices[0]
+    device = cudakit.memviz(recorded.paths[0]).devices[0]
 
     assert entries == [
         ("step 7", "START"), ("backward", "START"), ("backward", "END"), ("step 7", "END"),
@@ -376,9 +377,9 @@ def test_limit_includes_memory_that_only_pytorch_has_recorded(run: Runner) -> No
     (run.directory / "torch.py").write_text(TORCH)
 
     done = run("import torch\n", limit=5 * MIB, driver=False)
-    (sentence,) = done.files.limits_passed
+    (sentence,) = done.limits_passed
     assert "passed the limit of 5.00 MiB before the recorded events; peak 6.00 MiB" in sentence
-    assert run("import torch\n", limit=6 * MIB, driver=False, RANK="1").files.limits_passed == ()
+    assert run("import torch\n", limit=6 * MIB, driver=False, RANK="1").limits_passed == []
 
 
 @pytest.mark.parametrize(
@@ -399,12 +400,12 @@ for _ in range(2):
 """
     )
 
-    assert [Path(path).name for path in done.files.paths] == [oom_file, file]
+    assert [Path(path).name for path in done.paths] == [oom_file, file]
     assert blocks(done.snapshot(), "cupy") == [(1024, 1000, "weights")]
-    (device,) = cudakit.memviz(done.files.paths[0]).devices
+    (device,) = cudakit.memviz(done.paths[0]).devices
     (oom,) = device.ooms
     assert (oom.size_bytes, oom.device_free_bytes) == (2 << 30, 5 * MIB)
-    trace = read_snapshot(Path(done.files.paths[0]))["device_traces"][0]
+    trace = read_snapshot(Path(done.paths[0]))["device_traces"][0]
     assert trace[-1]["action"] == "oom"
     assert trace[-1]["frames"][0]["filename"].endswith("cupy/__init__.py")
-    assert len(cudakit.memviz(done.files.paths[1]).devices[0].ooms) == 2
+    assert len(cudakit.memviz(done.paths[1]).devices[0].ooms) == 2

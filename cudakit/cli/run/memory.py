@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
     from cudakit.memory.process import ProcessMemory
     from cudakit.memory.torch_snapshot import LimitPassed
     from cudakit.trace.spool import Batch
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFiles:
-    """The snapshots of a program, and where its processes passed the limit."""
-
-    paths: tuple[str, ...]  # paths of the snapshots
-    limits_passed: tuple[str, ...]  # one sentence for each process and device that passed the limit
 
 
 class MemoryMonitor:
@@ -46,9 +37,7 @@ class MemoryMonitor:
         self._memory_by_trace: dict[tuple[int, int], ProcessMemory] = {}
         self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
-        self._oom_paths: list[
-            str
-        ] = []  # snapshots of out-of-memory errors of pools other than PyTorch's
+        self._oom_paths: list[str] = []  # snapshots of out-of-memory errors of other pools
         # Snapshots of out-of-memory errors that are not written yet: PID, number of the trace, snapshot.
         self._unwritten_ooms: list[tuple[int, int, dict[str, Any]]] = []
         self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
@@ -65,17 +54,23 @@ class MemoryMonitor:
             self._write_ooms()
         elif message.kind is AgentMessageKind.SNAPSHOTS:
             self._torch_paths.append(message.text)
-            if message.text not in self._paths[message.process]:
+            trace = message.process, self._last_trace_number(message.process)
+            memory = self._memory_by_trace.get(trace)
+            is_of_failure = message.text not in self._paths[message.process]
+            if is_of_failure and memory is not None and not memory.is_empty:
                 # PyTorch has just run out of memory, so the recorded memory is still that of the failure.
-                self._add_to_torch_file(message.process, message.text)
+                self._write_snapshot(memory, message.text, has_torch=True)
         elif message.kind is AgentMessageKind.JAX:
             self._add_jax_arrays(message)
         else:
             return False
         return True
 
-    def finish(self) -> MemoryFiles:
-        """Write the files of all processes, and check the limit."""
+    def finish(self) -> tuple[list[str], list[str]]:
+        """Write the snapshots of all processes, and check the limit.
+
+        Returns the paths of the snapshots, and a sentence for each process and device that passed the limit.
+        """
         self._write_ooms()
         paths = list(dict.fromkeys([*self._oom_paths, *self._torch_paths]))
         limits_passed: list[str] = []
@@ -91,7 +86,7 @@ class MemoryMonitor:
             limits_passed += self._check_limit(snapshot, pid)
         for path in sorted(unread_paths) if self._limit_bytes is not None else ():
             limits_passed += self._check_limit(self._read_torch_snapshot(path), 0)
-        return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
+        return paths, list(dict.fromkeys(limits_passed))
 
     def _memory_of(self, pid: int, trace_number: int) -> ProcessMemory:
         from cudakit.memory.process import ProcessMemory
@@ -135,26 +130,16 @@ class MemoryMonitor:
         from cudakit.memory.jax_profile import arrays_of_message
         from cudakit.memory.snapshot import JAX
 
-        trace_numbers = [
-            trace_number for pid, trace_number in self._memory_by_trace if pid == message.process
-        ]
-        trace_number = max(trace_numbers, default=0)
         try:
             time_ns, jax_arrays = arrays_of_message(message.text)
         except InputError as error:
             self._add_note(error.message)
             return
-        self._memory_of(message.process, trace_number).model.replace_blocks(
-            JAX, jax_arrays, time_ns
-        )
+        memory = self._memory_of(message.process, self._last_trace_number(message.process))
+        memory.model.replace_blocks(JAX, jax_arrays, time_ns)
 
-    def _add_to_torch_file(self, process: int, path: str) -> None:
-        trace_numbers = [
-            trace_number for pid, trace_number in self._memory_by_trace if pid == process
-        ]
-        memory = self._memory_by_trace[process, max(trace_numbers)] if trace_numbers else None
-        if memory is not None and not memory.is_empty:
-            self._write_snapshot(memory, path, has_torch=True)
+    def _last_trace_number(self, process: int) -> int:
+        return max((number for pid, number in self._memory_by_trace if pid == process), default=0)
 
     def _write_snapshot(
         self, memory: ProcessMemory, path: str, *, has_torch: bool
@@ -195,32 +180,26 @@ class MemoryMonitor:
 
         if snapshot is None or self._limit_bytes is None:
             return []
-        has_several_processes = len(self._memory_by_trace) > 1 and pid
-        prefix = f"process {pid}: " if has_several_processes else ""
-        limits_passed = find_limit_passed(snapshot, self._limit_bytes)
+        prefix = f"process {pid}: " if len(self._memory_by_trace) > 1 and pid else ""
         return [
             f"{prefix}{_limit_sentence(limit_passed, self._limit_bytes)}"
-            for limit_passed in limits_passed
+            for limit_passed in find_limit_passed(snapshot, self._limit_bytes)
         ]
 
 
-def _limit_sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
+def _limit_sentence(passed: LimitPassed, limit_bytes: int) -> str:
     """Return a sentence such as "cuda:0 passed the limit of 20 GiB: ... at train.py:33 in forward"."""
-    text = f"memory on cuda:{limit_passed.device} passed the limit of {format_bytes(limit_bytes)}"
-    if not limit_passed.pool:
-        return f"{text} before the recorded events; peak {format_bytes(limit_passed.peak_bytes)}"
+    text = f"memory on cuda:{passed.device} passed the limit of {format_bytes(limit_bytes)}"
+    if not passed.pool:
+        return f"{text} before the recorded events; peak {format_bytes(passed.peak_bytes)}"
     text += (
-        f": {format_bytes(limit_passed.reserved_bytes)} after {limit_passed.pool} allocated"
-        f" {format_bytes(limit_passed.size_bytes)}{_call_site_text(limit_passed)}"
+        f": {format_bytes(passed.reserved_bytes)} after {passed.pool} allocated"
+        f" {format_bytes(passed.size_bytes)}"
     )
-    return f"{text}; peak {format_bytes(limit_passed.peak_bytes)}"
-
-
-def _call_site_text(limit_passed: LimitPassed) -> str:
-    if not limit_passed.stack:
-        return ""
-    frame = limit_passed.stack[call_site_index(limit_passed.stack)]
-    return f" at {frame.filename}:{frame.line} in {frame.name}"
+    if passed.stack:
+        frame = passed.stack[call_site_index(passed.stack)]
+        text += f" at {frame.filename}:{frame.line} in {frame.name}"
+    return f"{text}; peak {format_bytes(passed.peak_bytes)}"
 
 
 def recorder_settings(

@@ -89,13 +89,13 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of ``add_note``; a note of several processes states the number of processes."""
-        return _append_counts(self._notes)
+        """The notes of ``add_note``."""
+        return _with_counts(self._notes)
 
     @property
     def incomplete(self) -> list[str]:
-        """The reasons why recorded events are missing; a reason of several processes states their number."""
-        return _append_counts(self._incomplete_reasons)
+        """The reasons why recorded events are missing."""
+        return _with_counts(self._incomplete_reasons)
 
     @property
     def recorded_simulated_work_only(self) -> bool:
@@ -161,7 +161,8 @@ class Monitor:
             self._stop_requested = bool(findings(self.result()))
 
 
-def _append_counts(reasons: Counter[str]) -> list[str]:
+def _with_counts(reasons: Counter[str]) -> list[str]:
+    """Return the reasons; a reason of several processes states their number."""
     return [
         f"{reason} ({process_count} processes)" if process_count > 1 else reason
         for reason, process_count in reasons.items()
@@ -226,19 +227,8 @@ class LogFile:
             except OSError as error:
                 self._failure = error
 
-    def complete_with_result(self, result: SanitizeResult, *, quiet: bool) -> None:
-        """Write the outcome of a race check to the file, close the file, and print its path.
-
-        Raises EnvironmentUnusable if the file cannot be written.
-        """
-        field_names = (field.name for field in fields(Outcome))
-        self.complete(
-            Outcome(**{field_name: getattr(result, field_name) for field_name in field_names}),
-            quiet=quiet,
-        )
-
-    def complete(self, outcome: Outcome, *, quiet: bool) -> None:
-        """Write the outcome, close the file, and print its path.
+    def complete(self, outcome: Outcome | SanitizeResult, *, quiet: bool) -> None:
+        """Write the outcome, which is a part of a result of a race check, close the file, and print its path.
 
         Raises EnvironmentUnusable if a write failed.
         """
@@ -246,7 +236,8 @@ class LogFile:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
             hint = "free space on the disk, or write to another directory"
             raise EnvironmentUnusable(reason, hint=hint) from self._failure
-        self._writer.finish(outcome)
+        values = {field.name: getattr(outcome, field.name) for field in fields(Outcome)}
+        self._writer.finish(Outcome(**values))
         self._open_file.close()
         if not quiet:
             click.echo(f"Wrote {printable(self._path)}", err=True)

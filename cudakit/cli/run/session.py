@@ -349,9 +349,7 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
         raise
     finally:
         if prepared_run.log:
-            prepared_run.log.complete_with_result(
-                result, quiet=spec.output.quiet or spec.output.json
-            )
+            prepared_run.log.complete(result, quiet=spec.output.quiet or spec.output.json)
     prepared_run.new_baseline.write(result)
     if fails_for_limit:
         return ExitCode.FINDINGS
@@ -400,19 +398,19 @@ def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
     """Write the memory snapshots and print their paths; return whether a process passed the memory limit."""
     if prepared_run.memory is None:
         return False
-    files = prepared_run.memory.finish()
-    if spec.output.json:
-        for sentence in files.limits_passed:
+    paths, limits_passed = prepared_run.memory.finish()
+    for sentence in limits_passed:
+        if spec.output.json:
             prepared_run.monitor.add_note(sentence)
-    else:
-        for sentence in files.limits_passed:
+        else:
             _warn(sentence)
-        for path in files.paths:
+    if not spec.output.json:
+        for path in paths:
             _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
-        if not files.paths:
+        if not paths:
             reason = why_cuda_is_unusable() or "the program allocated no memory of a real GPU"
             _warn(f"no GPU memory was recorded, so no snapshot was written ({reason})")
-    return bool(files.limits_passed)
+    return bool(limits_passed)
 
 
 def _warn(line: str) -> None:
