@@ -13,7 +13,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Event, Gpu, Stream
 from cudakit.gpu.compile import demangle
 from cudakit.profile.activities import ActivityCollector
-from cudakit.profile.analysis import ProfileSpec, analyze
+from cudakit.profile.analysis import analyze
 from cudakit.profile.idle import launched_work
 from cudakit.profile.result import ProfileResult
 from cudakit.profile.timeline import Timeline, timeline
@@ -41,12 +41,12 @@ class Profiled:
         return self._result
 
     def complete(
-        self, recording: Recording, collector: ActivityCollector, spec: ProfileSpec
+        self, recording: Recording, collector: ActivityCollector, step_range: str | None
     ) -> None:
         """Analyze the recorded activities."""
         self._result = analyze(
             collector.activities(),
-            spec,
+            step_range=step_range,
             demangle=demangle,
             notes=recording.cuda.notes,
             incomplete=recording.incomplete,
@@ -77,7 +77,7 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
     finally:
         recording.record_simulated(enabled=False)
         with recording.synchronize_and_drain():
-            profiled.complete(recording, collector, ProfileSpec(step_range))
+            profiled.complete(recording, collector, step_range)
         recording.close()
 
 

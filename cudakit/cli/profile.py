@@ -240,14 +240,14 @@ def analyze_activities(
 ) -> Profile:
     """Return the profile of recorded activities, with kernel names in readable form."""
     from cudakit.gpu.compile import demangle
-    from cudakit.profile.analysis import ProfileSpec, analyze
+    from cudakit.profile.analysis import analyze
 
     activities = [
         replace(process, strings=tuple(map(demangle, process.strings))) for process in activities
     ]
     analysis = analyze(
         activities,
-        ProfileSpec(step_range),
+        step_range=step_range,
         exit_status=outcome.exit_status,
         notes=outcome.notes,
         incomplete=outcome.incomplete,

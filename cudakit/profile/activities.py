@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -76,36 +76,34 @@ class Activities:
     @property
     def has_work(self) -> bool:
         """Whether a kernel, copy or memset of the process ran on a device."""
-        return any(len(self.records_of(kind)) for kind in _GPU_WORK)
+        return any(len(self.records[kind]) for kind in _GPU_WORK)
 
     @property
     def has_cuda_calls(self) -> bool:
         """Whether the process called CUDA while it was profiled."""
-        return bool(len(self.records_of(EventKind.API_CALL)))
-
-    def records_of(self, kind: EventKind) -> Records:
-        """Return the records of one kind of event."""
-        return self.records[kind]
+        return bool(len(self.records[EventKind.API_CALL]))
 
 
-@dataclass(slots=True)
-class ActivityCollector:
-    """Collects the batches of records of all processes."""
+class _Process:
+    """The records of one process, and the strings and stacks of all of its traces, each stored once."""
 
-    _chunks: dict[int, dict[EventKind, list[Records]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
-    _tables: dict[int, _Tables] = field(default_factory=dict)
-    _simulated_pids: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.simulated = False
+        self.chunks: dict[EventKind, list[Records]] = {kind: [] for kind in _PROFILE_EVENT_KINDS}
+        self.strings: dict[str, int] = {}
+        self.stacks: dict[Stack, int] = {(): 0}
+        # For each trace, the indices of its strings and of its stacks in these tables, by the number of
+        # the trace.
+        self.string_indices: dict[int, _Index] = {}
+        self.stack_indices: dict[int, _Index] = {}
 
     def add(self, batch: Batch) -> None:
-        """Keep the records of a batch that belong to a profile."""
-        tables = self._tables.setdefault(batch.process, _Tables())
-        if batch.simulated:
-            self._simulated_pids.add(batch.process)
-        strings, sites = tables.renumber(batch)
+        self.simulated |= batch.simulated
+        trace = batch.trace_number
+        strings = _extend_indices(self.string_indices, trace, batch.strings, self.strings)
+        sites = _extend_indices(self.stack_indices, trace, batch.stacks, self.stacks)
         kinds = batch.records["kind"]
-        for kind in _PROFILE_EVENT_KINDS:
+        for kind, chunks in self.chunks.items():
             is_kind = kinds == kind
             if not is_kind.any():
                 continue
@@ -113,48 +111,37 @@ class ActivityCollector:
             rows["site"] = sites[rows["site"]]
             for name in _TEXT_FIELDS.get(kind, ()):
                 rows[name] = strings[rows[name]]
-            self._chunks[batch.process][kind].append(rows)
+            chunks.append(rows)
+
+
+class ActivityCollector:
+    """Collects the batches of records of all processes."""
+
+    def __init__(self) -> None:
+        self._processes: defaultdict[int, _Process] = defaultdict(_Process)
+
+    def add(self, batch: Batch) -> None:
+        """Keep the records of a batch that belong to a profile."""
+        self._processes[batch.process].add(batch)
 
     def activities(self) -> list[Activities]:
         """Return the activities of each process, in the order of their PIDs."""
         return [
             Activities(
-                process,
-                process in self._simulated_pids,
-                tuple(tables.strings),
-                tuple(tables.stacks),
-                {kind: self._join_records(process, kind) for kind in _PROFILE_EVENT_KINDS},
+                number,
+                process.simulated,
+                tuple(process.strings),
+                tuple(process.stacks),
+                {
+                    kind: np.concatenate(chunks) if chunks else np.empty(0, layout(kind))
+                    for kind, chunks in process.chunks.items()
+                },
             )
-            for process, tables in sorted(self._tables.items())
+            for number, process in sorted(self._processes.items())
         ]
-
-    def _join_records(self, process: int, kind: EventKind) -> Records:
-        chunks = self._chunks[process][kind]
-        return np.concatenate(chunks) if chunks else np.empty(0, layout(kind))
 
 
 _Index = npt.NDArray[np.uint32]
-
-
-class _Tables:
-    """The strings and stacks of all traces of one process, each stored once."""
-
-    def __init__(self) -> None:
-        self.strings: dict[str, int] = {}
-        self.stacks: dict[Stack, int] = {(): 0}
-        # For each trace, the indices of its strings and of its stacks in these tables, by the number of
-        # the trace.
-        self._string_indices: dict[int, _Index] = {}
-        self._stack_indices: dict[int, _Index] = {}
-
-    def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
-        """Return the index in these tables of each string and of each stack of a batch."""
-        return (
-            _extend_indices(self._string_indices, batch.trace_number, batch.strings, self.strings),
-            _extend_indices(self._stack_indices, batch.trace_number, batch.stacks, self.stacks),
-        )
-
-
 _Item = TypeVar("_Item", str, Stack)
 
 

@@ -76,7 +76,7 @@ def device_names(process: Timeline) -> dict[int, str]:
     """Return a name for each device that has work or properties: "GPU 0 (NVIDIA H200)"."""
     devices = sorted(set(np.unique(process.work.device).tolist()))
     name_by_device = {device: f"GPU {device}" for device in devices}
-    for record in process.activities.records_of(EventKind.DEVICE_INFO):
+    for record in process.activities.records[EventKind.DEVICE_INFO]:
         device, name = int(record["device"]), process.names[int(record["name"])]
         name_by_device[device] = f"GPU {device} ({name})" if name else f"GPU {device}"
     return name_by_device
@@ -187,7 +187,7 @@ def _call_site(stack: Stack) -> str:
 
 
 def _device_properties(process: Timeline) -> Iterator[dict[str, object]]:
-    for record in process.activities.records_of(EventKind.DEVICE_INFO):
+    for record in process.activities.records[EventKind.DEVICE_INFO]:
         yield {
             "id": int(record["device"]),
             "name": printable_text(process.names[int(record["name"])]),
@@ -198,7 +198,7 @@ def _device_properties(process: Timeline) -> Iterator[dict[str, object]]:
 
 def _work_spans(process: Timeline, texts: _CallTexts, track: Column, first_arrow: int) -> Spans:
     work = process.work
-    kernels = process.activities.records_of(EventKind.KERNEL_RUN)
+    kernels = process.activities.records[EventKind.KERNEL_RUN]
 
     def common(rows: Column) -> list[Argument]:
         return [
@@ -364,7 +364,7 @@ def rows(activities: Sequence[Activities]) -> list[Columns]:
 def _rows(process: Timeline) -> Columns:
     work = process.work
     is_kernel = work.kind == WorkKind.KERNEL
-    records = process.activities.records_of(EventKind.KERNEL_RUN)[work.record[is_kernel]]
+    records = process.activities.records[EventKind.KERNEL_RUN][work.record[is_kernel]]
 
     def of_kernels(values: Column) -> Column:
         column = np.zeros(len(is_kernel), values.dtype)

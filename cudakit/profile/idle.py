@@ -12,12 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from cudakit.profile.timeline import Timeline, WorkKind
+from cudakit.profile.timeline import Column, Timeline, WorkKind
 from cudakit.stacks import Stack
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 
@@ -59,15 +58,13 @@ _DATA_LOADER_FILES = re.compile(r"torch/utils/data/|/tensorflow/python/data/|/nv
 class ThreadTime:
     """The time of one thread as consecutive segments; the last segment has no end."""
 
-    start_ns: Times  # start of each segment, sorted
-    cause: Ints  # IdleCause of each segment
-    site: (
-        Ints  # call stack of the API call, or of the next call after a stretch; 0 if there is none
-    )
+    start_ns: Column  # start of each segment, sorted
+    cause: Column  # IdleCause of each segment
+    site: Column  # call stack of the API call, or of the next call after a stretch; 0 if there is none
     # The segments of each cause except LAUNCH, which has all remaining time.
     _segments_by_cause: Mapping[IdleCause, IntervalSet]
 
-    def time_by_cause(self, start_ns: Times, end_ns: Times) -> Times:
+    def time_by_cause(self, start_ns: Column, end_ns: Column) -> Column:
         """Return the length of each cause (columns) in each interval (rows)."""
         lengths = np.zeros((len(start_ns), len(IdleCause)), np.int64)
         for cause, segments in self._segments_by_cause.items():
@@ -75,19 +72,19 @@ class ThreadTime:
         lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
         return lengths
 
-    def segment_indices(self, time_ns: Times) -> Ints:
+    def segment_indices(self, time_ns: Column) -> Column:
         """Return the index of the segment that contains each time."""
         return np.maximum(np.searchsorted(self.start_ns, time_ns, side="right") - 1, 0)
 
 
-def call_causes(timeline: Timeline) -> Ints:
+def call_causes(timeline: Timeline) -> Column:
     """Return the IdleCause of each API call: an allocation, a wait of the host, or launching."""
     calls = timeline.calls
     functions, function_of_call = np.unique(calls.name, return_inverse=True)
     cause_by_function = np.array(
         [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
     )
-    cause: Ints = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
+    cause: Column = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
     cause[np.isin(calls.correlation, _pageable_copies(timeline))] = IdleCause.HOST_WAIT
     return cause
 
@@ -99,17 +96,17 @@ def _function_cause(function: str) -> IdleCause:
     return IdleCause.HOST_WAIT if wait_match else IdleCause.LAUNCH
 
 
-def _pageable_copies(timeline: Timeline) -> Ints:
+def _pageable_copies(timeline: Timeline) -> Column:
     """Return the correlations of copies of pageable memory: the host waits in their calls."""
-    copies = timeline.activities.records_of(EventKind.COPY_RUN)
+    copies = timeline.activities.records[EventKind.COPY_RUN]
     is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
         copies["destination_memory"] == MemoryKind.PAGEABLE
     )
-    correlations: Ints = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
+    correlations: Column = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
     return np.unique(correlations[correlations != 0])
 
 
-def divide_thread(timeline: Timeline, cause_of_call: Ints, thread: int) -> ThreadTime:
+def divide_thread(timeline: Timeline, cause_of_call: Column, thread: int) -> ThreadTime:
     """Return the segments of one thread."""
     calls = timeline.calls
     call_rows = np.flatnonzero(calls.thread == thread)
@@ -140,7 +137,7 @@ def divide_thread(timeline: Timeline, cause_of_call: Ints, thread: int) -> Threa
     return ThreadTime(segment_start, cause, site, segments_by_cause)
 
 
-def _stretch_causes(timeline: Timeline, call_row: Ints, length_ns: Times) -> Ints:
+def _stretch_causes(timeline: Timeline, call_row: Column, length_ns: Column) -> Column:
     """Return the cause of each stretch between the calls of one thread."""
     cause = np.full(len(length_ns), IdleCause.LAUNCH, np.int64)
     is_long_stretch = length_ns >= LONG_STRETCH_NS
@@ -150,7 +147,7 @@ def _stretch_causes(timeline: Timeline, call_row: Ints, length_ns: Times) -> Int
     is_copy_to_device = np.zeros(len(calls.start_ns), bool)
     has_work = np.zeros(len(calls.start_ns), bool)
     has_work[work.call[work.call >= 0]] = True
-    copies = timeline.activities.records_of(EventKind.COPY_RUN)
+    copies = timeline.activities.records[EventKind.COPY_RUN]
     rows = np.flatnonzero((work.kind == WorkKind.COPY) & (work.call >= 0))
     is_to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
     is_copy_to_device[work.call[rows[is_to_device]]] = True
@@ -166,7 +163,7 @@ def _stretch_causes(timeline: Timeline, call_row: Ints, length_ns: Times) -> Int
     return cause
 
 
-def _is_in_data_loader(stacks: Sequence[Stack]) -> Mask:
+def _is_in_data_loader(stacks: Sequence[Stack]) -> Column:
     """Return, for each call stack, whether one of its frames is that of a data loader."""
     return np.array(
         [any(_DATA_LOADER_FILES.search(frame.filename) for frame in stack) for stack in stacks],
@@ -181,10 +178,10 @@ _QUEUE_DRAINING_CAUSES = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
 class Gaps:
     """The gaps between the first and the last work of a device, sorted by time."""
 
-    start_ns: Times
-    end_ns: Times
-    by_cause_ns: Times  # a row for each gap, a column for each IdleCause; a row adds up to the gap
-    next_work: Ints  # row of ``Timeline.work`` that ends the gap
+    start_ns: Column
+    end_ns: Column
+    by_cause_ns: Column  # a row for each gap, a column for each IdleCause; a row adds up to the gap
+    next_work: Column  # row of ``Timeline.work`` that ends the gap
     blocking: BlockingTime
 
 
@@ -192,13 +189,13 @@ class Gaps:
 class BlockingTime:
     """The idle time of each wait and allocation of the host in a gap; a gap may have several."""
 
-    gap: Ints  # row of ``Gaps``
-    cause: Ints  # IdleCause.HOST_WAIT or IdleCause.ALLOCATION
-    site: Ints  # call stack of the API call
-    idle_ns: Times
+    gap: Column  # row of ``Gaps``
+    cause: Column  # IdleCause.HOST_WAIT or IdleCause.ALLOCATION
+    site: Column  # call stack of the API call
+    idle_ns: Column
 
 
-def busy_time(timeline: Timeline, rows: Ints) -> IntervalSet:
+def busy_time(timeline: Timeline, rows: Column) -> IntervalSet:
     """Return the intervals in which work of the given rows ran."""
     return union(timeline.work.start_ns[rows], timeline.work.end_ns[rows])
 
@@ -212,7 +209,7 @@ def launched_work(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[int, 
     return busy_time(timeline, rows).total_ns, len(rows)
 
 
-def find_gaps(timeline: Timeline, device_rows: Ints, threads: dict[int, ThreadTime]) -> Gaps:
+def find_gaps(timeline: Timeline, device_rows: Column, threads: dict[int, ThreadTime]) -> Gaps:
     """Return the gaps between the work of one device.
 
     ``device_rows`` are the rows of ``Timeline.work`` of this device, sorted by start. ``threads`` has the
@@ -242,8 +239,8 @@ def find_gaps(timeline: Timeline, device_rows: Ints, threads: dict[int, ThreadTi
 
 
 def _divide_gaps(
-    thread_time: ThreadTime, start: Times, end: Times, call_end_ns: Times
-) -> tuple[Times, Ints]:
+    thread_time: ThreadTime, start: Column, end: Column, call_end_ns: Column
+) -> tuple[Column, Column]:
     """Return the causes of gaps, and the columns of ``BlockingTime`` as rows.
 
     The next work of each gap was enqueued by ``call_end_ns``.
@@ -272,7 +269,9 @@ def _divide_gaps(
     return by_cause_ns, np.concatenate(blocking_rows, axis=1)
 
 
-def _time_within_calls(thread_time: ThreadTime, cause: IdleCause, start: Times, end: Times) -> Ints:
+def _time_within_calls(
+    thread_time: ThreadTime, cause: IdleCause, start: Column, end: Column
+) -> Column:
     """Return the columns of ``BlockingTime`` as rows, for the parts of intervals that are in calls."""
     calls = np.flatnonzero(thread_time.cause[:-1] == cause)
     call_start, call_end = thread_time.start_ns[calls], thread_time.start_ns[calls + 1]
@@ -294,19 +293,14 @@ def _time_within_calls(thread_time: ThreadTime, cause: IdleCause, start: Times, 
 # An interval has a start and an end, and does not contain its end. ``IntervalSet`` holds sorted intervals
 # that neither overlap nor touch, so that every operation is a few searches in sorted arrays.
 
-# Arrays of a trace's times, of other integers such as row numbers, and of booleans. Their dtypes vary.
-Times: TypeAlias = npt.NDArray[Any]
-Ints: TypeAlias = npt.NDArray[Any]
-Mask: TypeAlias = npt.NDArray[Any]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalSet:
     """A set of instants: sorted intervals that neither overlap nor touch."""
 
-    start_ns: Times
-    end_ns: Times
-    _lengths: Times = field(
+    start_ns: Column
+    end_ns: Column
+    _lengths: Column = field(
         init=False
     )  # total length of the intervals before each interval, and of all intervals
 
@@ -323,19 +317,19 @@ class IntervalSet:
         """The length of all intervals together."""
         return int(self._lengths[-1])
 
-    def covered_until(self, time_ns: Times) -> Times:
+    def covered_until(self, time_ns: Column) -> Column:
         """Return, for each time, the length of the set before that time."""
         if not len(self):
             return np.zeros(len(time_ns), np.int64)
         index = np.searchsorted(self.start_ns, time_ns, side="right")
         # The interval that begins before the time may end after it.
         excess_ns = np.where(index > 0, np.maximum(self.end_ns[index - 1] - time_ns, 0), 0)
-        result: Times = self._lengths[index] - excess_ns
+        result: Column = self._lengths[index] - excess_ns
         return result
 
-    def covered_within(self, start_ns: Times, end_ns: Times) -> Times:
+    def covered_within(self, start_ns: Column, end_ns: Column) -> Column:
         """Return the length of the set within each interval."""
-        result: Times = self.covered_until(end_ns) - self.covered_until(start_ns)
+        result: Column = self.covered_until(end_ns) - self.covered_until(start_ns)
         return result
 
     def part_between(self, start_ns: int, end_ns: int) -> IntervalSet:
@@ -349,7 +343,7 @@ class IntervalSet:
 EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(start_ns: Times, end_ns: Times) -> IntervalSet:
+def union(start_ns: Column, end_ns: Column) -> IntervalSet:
     """Return the union of any intervals; empty intervals have no effect."""
     is_nonempty = end_ns > start_ns
     start, end = start_ns[is_nonempty], end_ns[is_nonempty]

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from cudakit.profile.activities import Activities
-from cudakit.profile.idle import Ints, Mask, Times
 from cudakit.profile.result import StepSource
-from cudakit.profile.timeline import Timeline, WorkKind
+from cudakit.profile.timeline import Column, Timeline, WorkKind, range_events
 from cudakit.trace.kinds import EventKind
 
 _STEP_NAME = re.compile(
@@ -48,7 +48,7 @@ class HostSteps:
 
     source: StepSource
     name: str  # name of the range or mark, with # for each number; empty if steps have no name
-    begin_ns: Times
+    begin_ns: Column
     end_ns: int
 
 
@@ -56,28 +56,28 @@ class HostSteps:
 class DeviceSteps:
     """The steps of one device: step ``i`` lasts from ``begin_ns[i]`` to ``begin_ns[i + 1]``."""
 
-    begin_ns: Times  # begin of each step, then the end of the last step
-    number: Ints  # number of each step among the steps on the host
+    begin_ns: Column  # begin of each step, then the end of the last step
+    number: Column  # number of each step among the steps on the host
     warm_up: int = 0  # number of leading steps that are warm-up
     # Whether each step counts: steps of the warm-up and very slow steps do not count.
-    is_measured: Mask = field(default_factory=lambda: np.empty(0, bool))
+    is_measured: Column = field(default_factory=lambda: np.empty(0, bool))
 
     @property
     def count(self) -> int:
         """The number of steps."""
         return len(self.number)
 
-    def contains(self, time_ns: Times) -> Mask:
+    def contains(self, time_ns: Column) -> Column:
         """Return whether each time is in a measured step."""
         step = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
         is_inside = (step >= 0) & (step < self.count)
-        result: Mask = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
+        result: Column = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
         return result
 
-    def contains_on_host(self, host: HostSteps, time_ns: Times) -> Mask:
+    def contains_on_host(self, host: HostSteps, time_ns: Column) -> Column:
         """Return whether the host was in a measured step at each time."""
         step = np.searchsorted(host.begin_ns, time_ns, side="right") - 1
-        result: Mask = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
+        result: Column = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
         return result
 
 
@@ -93,7 +93,7 @@ def find_steps(timeline: Timeline, range_name: str | None = None) -> HostSteps:
     return _steps_of_marks(timeline) or _steps_by_repetition(timeline) or NO_STEPS
 
 
-def steps_of_device(timeline: Timeline, rows: Ints, steps: HostSteps) -> DeviceSteps:
+def steps_of_device(timeline: Timeline, rows: Column, steps: HostSteps) -> DeviceSteps:
     """Return the steps of a device; ``rows`` is its work, sorted by start."""
     work, calls = timeline.work, timeline.calls
     rows_with_call = rows[work.call[rows] >= 0]
@@ -121,7 +121,7 @@ def steps_of_device(timeline: Timeline, rows: Ints, steps: HostSteps) -> DeviceS
     )
 
 
-def _is_measured(durations: Times, warm_up: int) -> Mask:
+def _is_measured(durations: Column, warm_up: int) -> Column:
     """Return which steps count: steps after the warm-up, without a few that are much slower than the median.
 
     In such steps a program saves a checkpoint or evaluates a model, for example.
@@ -130,11 +130,11 @@ def _is_measured(durations: Times, warm_up: int) -> Mask:
     is_slow = is_after_warm_up & (durations > _SLOW_FACTOR * np.median(durations[is_after_warm_up]))
     if is_slow.sum() > _MAX_SLOW_SHARE * is_after_warm_up.sum():
         return is_after_warm_up
-    result: Mask = is_after_warm_up & ~is_slow
+    result: Column = is_after_warm_up & ~is_slow
     return result
 
 
-def _warm_up_count(durations: Times) -> int:
+def _warm_up_count(durations: Column) -> int:
     """Return the number of leading steps that are slower than the later steps; at least one remains."""
     if len(durations) < 3:
         return 0
@@ -143,7 +143,7 @@ def _warm_up_count(durations: Times) -> int:
     return int(is_usual[0]) if len(is_usual) else 0
 
 
-def _main_stream(timeline: Timeline, rows: Ints) -> int:
+def _main_stream(timeline: Timeline, rows: Column) -> int:
     """Return the stream with the most kernel time; without kernels, the stream with the most work."""
     work = timeline.work
     kernels = rows[work.kind[rows] == WorkKind.KERNEL]
@@ -188,7 +188,7 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
     return best_steps
 
 
-def _is_outermost(start_ns: Times, end_ns: Times) -> Mask:
+def _is_outermost(start_ns: Column, end_ns: Column) -> Column:
     """Return which of the intervals, sorted by start, begin after all earlier intervals have ended."""
     latest_end = np.maximum.accumulate(end_ns)
     return np.concatenate([[True], start_ns[1:] >= latest_end[:-1]])
@@ -197,7 +197,7 @@ def _is_outermost(start_ns: Times, end_ns: Times) -> Mask:
 def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
     """Return the steps that end with the mark after a step of the optimizer."""
     activities = timeline.activities
-    marks = activities.records_of(EventKind.MARK)
+    marks = activities.records[EventKind.MARK]
     strings = activities.strings
     text_indices = [
         strings.index(mark_text) if mark_text in strings else -1 for mark_text in _OPTIMIZER_MARK
@@ -243,23 +243,23 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     return HostSteps("repetition", "", times[step_begins], end_ns)
 
 
-def _first_of_graph_launches(timeline: Timeline) -> Ints:
+def _first_of_graph_launches(timeline: Timeline) -> Column:
     """Return one row of work for each launch of a graph."""
     work = timeline.work
     rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
     _, first_indices = np.unique(work.call[rows], return_index=True)
-    result: Ints = rows[first_indices]
+    result: Column = rows[first_indices]
     return result
 
 
-def _regular_positions(signature: Ints) -> Ints | None:
+def _regular_positions(signature: Column) -> Column | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
     signature_counts = np.bincount(signature)
     signatures_by_count = np.argsort(-signature_counts, kind="stable")
     candidates = signatures_by_count[signature_counts[signatures_by_count] >= _MIN_REPETITIONS]
     signature_order = np.argsort(signature, kind="stable")
     first_indices = np.concatenate([[0], np.cumsum(signature_counts)])
-    best_positions: Ints | None = None
+    best_positions: Column | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
         candidate_positions = signature_order[
             first_indices[candidate] : first_indices[candidate + 1]
@@ -272,7 +272,7 @@ def _regular_positions(signature: Ints) -> Ints | None:
     return best_positions
 
 
-def _is_regular(positions: Ints, launches: int) -> bool:
+def _is_regular(positions: Column, launches: int) -> bool:
     """Return whether positions are at regular distances, and cover most launches."""
     distances = np.diff(positions)
     median = float(np.median(distances))
@@ -293,117 +293,59 @@ def _is_regular(positions: Ints, launches: int) -> bool:
 _MAX_OPEN_RANGES: Final = 64
 
 
-class RangeKey(NamedTuple):
-    """The name and the domain of a range, as indices of the string table."""
-
-    name: int
-    domain: int
-
-
-@dataclass(slots=True)
-class OpenRanges:
-    """The combinations of ranges that were open, the outermost range first; combination 0 is empty."""
-
-    paths: list[tuple[RangeKey, ...]] = field(default_factory=lambda: [()])
-    _path_numbers: dict[tuple[RangeKey, ...], int] = field(default_factory=lambda: {(): 0})
-
-    def path_number(self, path: tuple[RangeKey, ...]) -> int:
-        """Return the number of a combination of ranges."""
-        if path not in self._path_numbers:
-            self._path_numbers[path] = len(self.paths)
-            self.paths.append(path)
-        return self._path_numbers[path]
-
-
-@dataclass(slots=True)
-class _Changes:
-    """The times at which the open ranges change, and the number of the combination after each change."""
-
-    time_ns: list[int] = field(default_factory=list)
-    path: list[int] = field(default_factory=list)
-
-    def paths_at(self, time_ns: Times) -> Ints:
-        """Return the number of the combination of ranges that is open at each time."""
-        index = np.searchsorted(np.array(self.time_ns, np.int64), time_ns, side="right")
-        result: Ints = np.array([0, *self.path], np.int64)[index]
-        return result
+# The name and the domain of each open range as indices of the string table, the outermost range first.
+RangePath: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def open_ranges(
-    activities: Activities, thread_numbers: Ints, times_ns: Times
-) -> tuple[OpenRanges, Ints]:
-    """Return the combinations of ranges, and for each thread and time the number of the open combination.
+    activities: Activities, threads: Column, times_ns: Column
+) -> tuple[Sequence[RangePath], Column]:
+    """Return the combinations of ranges, and for each thread and time the index of the open combination.
 
-    Ranges of the process (``nvtxRangeStart``) contain the ranges of all threads.
+    Ranges of the process (``nvtxRangeStart``) contain the ranges of all threads. Combination 0 is empty.
     """
-    ranges = OpenRanges()
-    process_changes, thread_changes = _collect_changes(activities, ranges)
-    process_path = process_changes.paths_at(times_ns)
-    thread_path = np.zeros(len(times_ns), np.int64)
-    for thread_number, changes in thread_changes.items():
-        rows = np.flatnonzero(thread_numbers == np.uint64(thread_number))
-        thread_path[rows] = changes.paths_at(times_ns[rows])
-    if not process_changes.path:
-        return ranges, thread_path
-    path_count = len(ranges.paths)
-    path_pairs, pair_of_time = np.unique(
-        process_path * path_count + thread_path, return_inverse=True
-    )
-    path_numbers = [
-        ranges.path_number(
-            ranges.paths[path_pair // path_count] + ranges.paths[path_pair % path_count]
-        )
-        for path_pair in path_pairs.tolist()
-    ]
-    return ranges, np.array(path_numbers, np.int64)[pair_of_time]
-
-
-def _collect_changes(
-    activities: Activities, ranges: OpenRanges
-) -> tuple[_Changes, dict[int, _Changes]]:
-    """Return the changes of the ranges of the process, and those of each thread."""
-    process_ranges: dict[int, RangeKey] = {}
-    thread_ranges: defaultdict[int, list[RangeKey]] = defaultdict(list)
-    process_changes = _Changes()
-    thread_changes: defaultdict[int, _Changes] = defaultdict(_Changes)
-    for time, is_pop, name, domain, thread, range_number in _read_events(activities):
+    numbers: dict[RangePath, int] = {(): 0}
+    process_ranges: dict[int, tuple[int, int]] = {}
+    thread_ranges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    # The times at which the open ranges of each thread change, and the combination after each change; the
+    # thread of the ranges of the process is None.
+    changes: defaultdict[int | None, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for time, is_pop, name, domain, thread, number in range_events(activities):
         stack = thread_ranges[thread]
-        if range_number and is_pop:
-            process_ranges.pop(range_number, None)
-        elif range_number and len(process_ranges) < _MAX_OPEN_RANGES:
-            process_ranges[range_number] = RangeKey(name, domain)
-        elif not range_number and is_pop:
-            _remove_innermost(stack, domain)
-        elif not range_number and len(stack) < _MAX_OPEN_RANGES:
-            stack.append(RangeKey(name, domain))
-        changes = process_changes if range_number else thread_changes[thread]
-        path = tuple(process_ranges.values()) if range_number else tuple(stack)
-        changes.time_ns.append(time)
-        changes.path.append(ranges.path_number(path))
-    return process_changes, thread_changes
+        if number and is_pop:
+            process_ranges.pop(number, None)
+        elif number and len(process_ranges) < _MAX_OPEN_RANGES:
+            process_ranges[number] = name, domain
+        elif not number and is_pop:
+            same_domain = [index for index, key in enumerate(stack) if key[1] == domain]
+            if same_domain:
+                del stack[same_domain[-1]]
+        elif not number and len(stack) < _MAX_OPEN_RANGES:
+            stack.append((name, domain))
+        path = tuple(process_ranges.values()) if number else tuple(stack)
+        times, paths = changes[None if number else thread]
+        times.append(time)
+        paths.append(numbers.setdefault(path, len(numbers)))
 
+    def paths_at(thread: int | None, times_ns: Column) -> Column:
+        times, paths = changes[thread]
+        index = np.searchsorted(np.array(times, np.int64), times_ns, side="right")
+        result: Column = np.array([0, *paths], np.int64)[index]
+        return result
 
-def _remove_innermost(stack: list[RangeKey], domain: int) -> None:
-    """Remove the innermost range of a domain."""
-    for index in reversed(range(len(stack))):
-        if stack[index].domain == domain:
-            del stack[index]
-            return
-
-
-def _read_events(activities: Activities) -> Any:
-    """Return the columns of the begins and ends of all NVTX ranges, sorted by time."""
-    pushes, pops = (
-        activities.records_of(EventKind.RANGE_PUSH),
-        activities.records_of(EventKind.RANGE_POP),
+    thread_path = np.zeros(len(times_ns), np.int64)
+    for changed_thread in changes:
+        if changed_thread is not None:
+            rows = np.flatnonzero(threads == np.uint64(changed_thread))
+            thread_path[rows] = paths_at(changed_thread, times_ns[rows])
+    if None not in changes:
+        return list(numbers), thread_path
+    all_paths = list(numbers)
+    pairs, pair_of_time = np.unique(
+        paths_at(None, times_ns) * len(all_paths) + thread_path, return_inverse=True
     )
-    time = np.concatenate([pushes["time_ns"], pops["time_ns"]])
-    is_pop = np.repeat([False, True], [len(pushes), len(pops)])
-    event_order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), time))
-    name = np.concatenate([pushes["name"], np.zeros(len(pops), np.uint32)])
-    event_columns = [time, is_pop, name]
-    event_columns += [
-        np.concatenate([pushes[field_name], pops[field_name]])
-        for field_name in ("domain", "thread", "number")
-    ]
-    return zip(*(column[event_order].tolist() for column in event_columns), strict=True)
+    path_of_pair = []
+    for process_number, thread_number in (divmod(pair, len(all_paths)) for pair in pairs.tolist()):
+        path = all_paths[process_number] + all_paths[thread_number]
+        path_of_pair.append(numbers.setdefault(path, len(numbers)))
+    return list(numbers), np.array(path_of_pair, np.int64)[pair_of_time]

@@ -1,13 +1,13 @@
 """Arrange the activities of a process as sorted columns: GPU work, API calls, ranges, marks and waits.
 
-The exports and the interactive page read these columns. Times are nanoseconds on the clock of the trace.
+The exports and the interactive page read these columns. Column are nanoseconds on the clock of the trace.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from cudakit.trace.trace_file import Records
 
 Column: TypeAlias = npt.NDArray[Any]
 
-# Times of damaged traces are clipped to 73 years, so that differences of times fit into 64 bits.
+# Column of damaged traces are clipped to 73 years, so that differences of times fit into 64 bits.
 _LATEST_NS = 2**61
 # Maximum number of ranges of one thread and domain that are open at once. Further pushes are ignored, so that
 # programs that never end their ranges do not use ever more memory.
@@ -64,12 +64,14 @@ class GpuWork:
     stream: Column
     name: Column  # index of ``Timeline.names``
     correlation: Column
-    call: (
-        Column  # row of ``Timeline.calls`` that launched the work; -1 if the call was not recorded
-    )
+    call: Column  # row of ``Timeline.calls`` that launched the work; -1 if it was not recorded
     site: Column  # index of ``Timeline.stacks``
     graph_node: Column
     size_bytes: Column  # bytes that were copied or set; 0 for a kernel
+
+    def rows(self, rows: Column) -> GpuWork:
+        """Return a part of the work."""
+        return GpuWork(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,33 +127,19 @@ def first_time(timelines: Sequence[Timeline]) -> int:
 
 def timeline(activities: Activities) -> Timeline:
     """Return the activities of a process as sorted columns."""
-    names = _Names(activities.strings)
     calls = _host_calls(activities)
+    work, names = _gpu_work(activities, calls)
     return Timeline(
         activities.process,
         activities.simulated,
-        names.texts,
+        names,
         activities.stacks,
         activities,
-        _gpu_work(activities, calls, names),
+        work,
         calls,
         _ranges(activities),
         _marks(activities),
     )
-
-
-class _Names:
-    """The strings of the trace, and the names of copies, memsets and waits after them."""
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        self.texts = list(strings)
-        self._index_by_text: dict[str, int] = {}
-
-    def index(self, text: str) -> int:
-        if text not in self._index_by_text:
-            self._index_by_text[text] = len(self.texts)
-            self.texts.append(text)
-        return self._index_by_text[text]
 
 
 # --- API calls and waits ---------------------------------------------------------------------------
@@ -164,7 +152,7 @@ def _times(records: Records) -> tuple[Column, Column]:
 
 
 def _host_calls(activities: Activities) -> HostCalls:
-    records = activities.records_of(EventKind.API_CALL)
+    records = activities.records[EventKind.API_CALL]
     start, end = _times(records)
     call_order = np.lexsort((-end, start))
     records = records[call_order]
@@ -200,88 +188,93 @@ def _values_at_rows_or_zero(column_values: Column, row: Column) -> Column:
 # --- GPU work --------------------------------------------------------------------------------------
 
 
-def _gpu_work(activities: Activities, calls: HostCalls, names: _Names) -> GpuWork:
-    tables_by_kind = {
-        kind: activities.records_of(event_kind) for kind, event_kind in _EVENT_KINDS.items()
-    }
-    name_of_record = {
-        WorkKind.KERNEL: tables_by_kind[WorkKind.KERNEL]["name"].astype(np.int64),
-        WorkKind.COPY: _copy_names(tables_by_kind[WorkKind.COPY], names),
-        WorkKind.MEMSET: _memset_names(tables_by_kind[WorkKind.MEMSET], names),
-    }
+def _gpu_work(activities: Activities, calls: HostCalls) -> tuple[GpuWork, Sequence[str]]:
+    """Return the work, and the strings of the trace with the names of copies and memsets after them."""
+    tables = {kind: activities.records[event_kind] for kind, event_kind in _EVENT_KINDS.items()}
+    copy_names, copy_name = _copy_names(tables[WorkKind.COPY])
+    first_name = len(activities.strings)
+    names = [
+        tables[WorkKind.KERNEL]["name"].astype(np.int64),
+        first_name + copy_name,
+        np.full(len(tables[WorkKind.MEMSET]), first_name + len(copy_names), np.int64),
+    ]
+    sizes = [
+        np.zeros(len(table), np.uint64) if kind is WorkKind.KERNEL else table["size_bytes"]
+        for kind, table in tables.items()
+    ]
+    starts, ends = zip(*map(_times, tables.values()), strict=True)
+    lengths = list(map(len, tables.values()))
+    start = np.concatenate(starts)
+    order = np.argsort(start, kind="stable")
 
-    def join_field(field: str) -> Column:
-        return np.concatenate([table[field] for table in tables_by_kind.values()])
+    def join(field: str) -> Column:
+        return np.concatenate([table[field] for table in tables.values()])[order]
 
-    record_counts = [len(table) for table in tables_by_kind.values()]
-    start_end_pairs = [_times(table) for table in tables_by_kind.values()]
-    start = np.concatenate([start for start, _ in start_end_pairs])
-    work_order = np.argsort(start, kind="stable")
-    size_bytes = np.concatenate(
-        [
-            np.zeros(len(table), np.uint64) if kind is WorkKind.KERNEL else table["size_bytes"]
-            for kind, table in tables_by_kind.items()
-        ]
-    )
-    correlation, graph_node = (
-        join_field("correlation")[work_order],
-        join_field("graph_node")[work_order],
-    )
+    correlation, graph_node = join("correlation"), join("graph_node")
     call = _rows_by_number(calls.correlation, correlation)
-    return GpuWork(
-        kind=np.repeat(np.array(list(tables_by_kind), np.uint8), record_counts)[work_order],
-        record=np.concatenate([np.arange(record_count) for record_count in record_counts])[
-            work_order
-        ],
-        start_ns=start[work_order],
-        end_ns=np.concatenate([end for _, end in start_end_pairs])[work_order],
-        device=join_field("device")[work_order],
-        context=join_field("context")[work_order],
-        stream=join_field("stream")[work_order],
-        name=np.concatenate(list(name_of_record.values()))[work_order],
+    nodes = activities.records[EventKind.GRAPH_NODE_SITE]
+    node_site = _values_at_rows_or_zero(
+        nodes["site"], _rows_by_number(nodes["graph_node"], graph_node)
+    )
+    work = GpuWork(
+        kind=np.repeat(np.array(list(tables), np.uint8), lengths)[order],
+        record=np.concatenate(list(map(np.arange, lengths)))[order],
+        start_ns=start[order],
+        end_ns=np.concatenate(ends)[order],
+        device=join("device"),
+        context=join("context"),
+        stream=join("stream"),
+        name=np.concatenate(names)[order],
         correlation=correlation,
         call=call,
-        site=_sites(activities, calls, call, graph_node),
+        # The stack of the capture of a graph's node, or of the API call.
+        site=np.where(node_site != 0, node_site, _values_at_rows_or_zero(calls.site, call)),
         graph_node=graph_node,
-        size_bytes=size_bytes[work_order],
+        size_bytes=np.concatenate(sizes)[order],
     )
+    return work, (*activities.strings, *copy_names, "Memset (Device)")
 
 
-def _sites(activities: Activities, calls: HostCalls, call: Column, graph_node: Column) -> Column:
-    """Return the call stack of each piece of work: that of its graph node's capture, or of its API call."""
-    nodes = activities.records_of(EventKind.GRAPH_NODE_SITE)
-    node_row = _rows_by_number(nodes["graph_node"], graph_node)
-    site_of_node = _values_at_rows_or_zero(nodes["site"], node_row)
-    return np.where(site_of_node != 0, site_of_node, _values_at_rows_or_zero(calls.site, call))
-
-
-def _copy_names(copies: Records, names: _Names) -> Column:
-    """Return the name of each copy, such as "Memcpy HtoD (Pageable -> Device)", as Kineto names it."""
+def _copy_names(copies: Records) -> tuple[Sequence[str], Column]:
+    """Return names such as "Memcpy HtoD (Pageable -> Device)", as Kineto has them, and that of each copy."""
     columns = ("direction", "source_memory", "destination_memory")
-    is_peer = copies["peer_device"] >= 0
-    copy_keys = np.stack(
-        [*(copies[column].astype(np.int64) for column in columns), is_peer], axis=1
+    keys = np.stack(
+        [*(copies[column].astype(np.int64) for column in columns), copies["peer_device"] >= 0],
+        axis=1,
     )
-    unique_keys, key_of_copy = np.unique(copy_keys, axis=0, return_inverse=True)
-    indices = [
-        names.index(
-            f"Memcpy {'PtoP' if peer else _DIRECTION_NAMES[Direction(direction)]} "
-            f"({_memory_name(source)} -> {_memory_name(destination)})"
-        )
-        for direction, source, destination, peer in unique_keys.tolist()
-    ]
-    return np.array(indices, np.int64)[key_of_copy.reshape(-1)]
-
-
-def _memory_name(kind_number: int) -> str:
-    return MemoryKind(kind_number).name.replace("_", " ").title()
-
-
-def _memset_names(memsets: Records, names: _Names) -> Column:
-    return np.full(len(memsets), names.index("Memset (Device)") if len(memsets) else 0, np.int64)
+    unique_keys, key_of_copy = np.unique(keys, axis=0, return_inverse=True)
+    numbers: dict[str, int] = {}
+    number_of_key = []
+    for direction, *memory, peer in unique_keys.tolist():
+        source, destination = (MemoryKind(kind).name.replace("_", " ").title() for kind in memory)
+        direction_name = "PtoP" if peer else _DIRECTION_NAMES[Direction(direction)]
+        name = f"Memcpy {direction_name} ({source} -> {destination})"
+        number_of_key.append(numbers.setdefault(name, len(numbers)))
+    return list(numbers), np.array(number_of_key, np.int64)[key_of_copy.reshape(-1)]
 
 
 # --- ranges and marks ------------------------------------------------------------------------------
+
+
+def range_events(
+    activities: Activities, *, with_copies: bool = True
+) -> Iterator[tuple[int, bool, int, int, int, int]]:
+    """Yield time, is_pop, name, domain, thread and number of the ends of NVTX ranges, sorted by time.
+
+    A copy of a range repeats a range of the thread that called ``backward()``.
+    """
+    pushes = activities.records[EventKind.RANGE_PUSH]
+    pops = activities.records[EventKind.RANGE_POP]
+    if not with_copies:
+        pushes, pops = pushes[~pushes["is_copy"]], pops[~pops["is_copy"]]
+    time = np.clip(np.concatenate([pushes["time_ns"], pops["time_ns"]]), -_LATEST_NS, _LATEST_NS)
+    is_pop = np.repeat([False, True], [len(pushes), len(pops)])
+    order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), time))
+    columns = [time, is_pop, np.concatenate([pushes["name"], np.zeros(len(pops), np.uint32)])]
+    columns += [
+        np.concatenate([pushes[name], pops[name]]) for name in ("domain", "thread", "number")
+    ]
+    return zip(*(column[order].tolist() for column in columns), strict=True)
 
 
 def _ranges(activities: Activities) -> Spans:
@@ -290,80 +283,39 @@ def _ranges(activities: Activities) -> Spans:
     A range that did not end lasts until the last known time, but an unended range of a library has no
     span: NCCL 2.28 does not end the range of ncclCommInitRankConfig.
     """
-    pushes, pops = (
-        activities.records_of(EventKind.RANGE_PUSH),
-        activities.records_of(EventKind.RANGE_POP),
-    )
-    # A copied range repeats a range of the thread that called ``backward()``.
-    pushes, pops = pushes[~pushes["is_copy"]], pops[~pops["is_copy"]]
-    event_times = np.clip(
-        np.concatenate([pushes["time_ns"], pops["time_ns"]]), -_LATEST_NS, _LATEST_NS
-    )
-    is_pop = np.repeat([False, True], [len(pushes), len(pops)])
-    event_order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), event_times))
-    key_fields = ("thread", "domain", "number")
-    key_columns = [
-        np.concatenate([pushes[name], pops[name]])[event_order].tolist() for name in key_fields
-    ]
-    name_of_event = np.concatenate([pushes["name"], np.zeros(len(pops), np.uint32)])
-    rows = zip(
-        event_times[event_order].tolist(),
-        is_pop[event_order].tolist(),
-        name_of_event[event_order].tolist(),
-        *key_columns,
-        strict=True,
-    )
-    last_ns = int(event_times.max()) if len(event_times) else 0
-    for kind in (EventKind.KERNEL_RUN, EventKind.API_CALL, EventKind.COPY_RUN):
-        records = activities.records_of(kind)
-        if len(records):
-            last_ns = max(last_ns, int(_times(records)[1].max()))
-    libraries = {
-        domain_number
-        for domain_number, text in enumerate(activities.strings)
-        if text in LIBRARY_DOMAINS
-    }
-    return _spans(_paired_ranges(rows, last_ns, libraries))
-
-
-def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[int, int, int, int]]:
-    """Return (start, end, thread, name) of each range, from its pushes and pops in the order of time.
-
-    ``libraries`` has the domains whose ranges have no span if they do not end.
-    """
+    # Start, thread and name of the open ranges of each thread and domain. A range of the process has a
+    # number, and any thread may end it.
     open_ranges: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-    paired_ranges = []
-    for time, is_pop, name_index, thread, domain, range_number in rows:
-        # A range of the process has a number, and any thread may end it.
-        range_key = (_PROCESS, range_number) if range_number else (thread, domain)
-        ranges = open_ranges[range_key]
-        if not is_pop:
-            if len(ranges) < _MAX_OPEN_RANGES:
-                ranges.append((time, 0 if range_number else thread, name_index))
-        elif ranges:
+    rows = []
+    last_ns = 0
+    for last_ns, is_pop, name, domain, thread, number in range_events(
+        activities, with_copies=False
+    ):
+        ranges = open_ranges[(_PROCESS, number) if number else (thread, domain)]
+        if is_pop and ranges:
             start, range_thread, range_name = ranges.pop()
-            paired_ranges.append((start, time, range_thread, range_name))
-    for (thread_number, domain), ranges in open_ranges.items():
-        if thread_number != _PROCESS and domain in libraries:
-            continue
-        paired_ranges += [
-            (start, max(start, last_ns), thread, name_index) for start, thread, name_index in ranges
-        ]
-    return paired_ranges
-
-
-def _spans(rows: list[tuple[int, int, int, int]]) -> Spans:
-    start = np.array([row[0] for row in rows], np.int64)
-    end = np.array([row[1] for row in rows], np.int64)
-    span_order = np.lexsort((-end, start))
-    thread = np.array([row[2] for row in rows], np.uint64)
-    name = np.array([row[3] for row in rows], np.int64)
-    return Spans(start[span_order], end[span_order], thread[span_order], name[span_order])
+            rows.append((start, last_ns, range_thread, range_name))
+        elif not is_pop and len(ranges) < _MAX_OPEN_RANGES:
+            ranges.append((last_ns, 0 if number else thread, name))
+    for kind in (EventKind.KERNEL_RUN, EventKind.API_CALL, EventKind.COPY_RUN):
+        last_ns = max(last_ns, int(_times(activities.records[kind])[1].max(initial=last_ns)))
+    for (open_thread, domain), ranges in open_ranges.items():
+        if open_thread == _PROCESS or activities.strings[domain] not in LIBRARY_DOMAINS:
+            rows += [(start, max(start, last_ns), thread, name) for start, thread, name in ranges]
+    starts, ends, threads, names = zip(*rows, strict=True) if rows else ((), (), (), ())
+    start_ns, end_ns = np.array(starts, np.int64), np.array(ends, np.int64)
+    order = np.lexsort((-end_ns, start_ns))
+    return Spans(
+        start_ns[order],
+        end_ns[order],
+        np.array(threads, np.uint64)[order],
+        np.array(names, np.int64)[order],
+    )
 
 
 def _marks(activities: Activities) -> Spans:
-    records = activities.records_of(EventKind.MARK)
-    mark_times = np.clip(records["time_ns"], -_LATEST_NS, _LATEST_NS)
-    mark_order = np.argsort(mark_times, kind="stable")
-    mark_times, records = mark_times[mark_order], records[mark_order]
-    return Spans(mark_times, mark_times, records["thread"], records["name"].astype(np.int64))
+    records = activities.records[EventKind.MARK]
+    times = np.clip(records["time_ns"], -_LATEST_NS, _LATEST_NS)
+    order = np.argsort(times, kind="stable")
+    times, records = times[order], records[order]
+    return Spans(times, times, records["thread"], records["name"].astype(np.int64))

@@ -42,7 +42,7 @@ def profile(directory: Path, program: str, *options: str, library: str = "torch"
 def line_of_calls(activities: Activities) -> dict[int, int]:
     """Return the line of the program that made each call, by correlation."""
     lines = {}
-    calls = activities.records_of(EventKind.API_CALL)
+    calls = activities.records[EventKind.API_CALL]
     for correlation, site in zip(
         calls["correlation"].tolist(), calls["site"].tolist(), strict=True
     ):
@@ -66,10 +66,10 @@ def test_each_kernel_has_the_line_that_launched_it(tmp_path: Path) -> None:
     )
     lines = line_of_calls(activities)
     launches = [
-        lines[each] for each in activities.records_of(EventKind.KERNEL_RUN)["correlation"].tolist()
+        lines[each] for each in activities.records[EventKind.KERNEL_RUN]["correlation"].tolist()
     ]
     assert (launches.count(4), launches.count(6)) == (100, 50)
-    assert not len(activities.records_of(EventKind.GAP))
+    assert not len(activities.records[EventKind.GAP])
 
 
 def test_work_starts_after_its_call_and_ends_before_the_wait(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_work_starts_after_its_call_and_ends_before_the_wait(tmp_path: Path) -> 
         "    torch.cuda.synchronize()\n",
     )
     calls, kernels = (
-        activities.records_of(EventKind.API_CALL),
-        activities.records_of(EventKind.KERNEL_RUN),
+        activities.records[EventKind.API_CALL],
+        activities.records[EventKind.KERNEL_RUN],
     )
     starts = dict(zip(calls["correlation"].tolist(), calls["start_ns"].tolist(), strict=True))
     # CUPTI converts times of the GPU to the clock of the host with an error of some microseconds.
@@ -111,12 +111,12 @@ def test_kernels_of_a_graph_have_the_line_of_their_capture(tmp_path: Path) -> No
         "    graph.replay()\n"
         "torch.cuda.synchronize()\n",
     )
-    sites = activities.records_of(EventKind.GRAPH_NODE_SITE)
+    sites = activities.records[EventKind.GRAPH_NODE_SITE]
     lines = {}
     for node, site in zip(sites["graph_node"].tolist(), sites["site"].tolist(), strict=True):
         frames = [f for f in activities.stacks[site] if f.filename.endswith("program.py")]
         lines[node] = frames[0].line if frames else 0
-    kernels = activities.records_of(EventKind.KERNEL_RUN)
+    kernels = activities.records[EventKind.KERNEL_RUN]
     nodes = kernels["graph_node"][kernels["graph_node"] > 0].tolist()
     assert sorted(lines[node] for node in nodes) == [6] * 10 + [7] * 10
 
@@ -129,7 +129,7 @@ def test_copies_tell_pageable_from_pinned_memory(tmp_path: Path) -> None:
         "torch.zeros(1 << 20).pin_memory().cuda(non_blocking=True)\n"
         "torch.cuda.synchronize()\n",
     )
-    copies = activities.records_of(EventKind.COPY_RUN)
+    copies = activities.records[EventKind.COPY_RUN]
     assert copies["source_memory"].tolist() == [MemoryKind.PAGEABLE, MemoryKind.PINNED]
     assert copies["size_bytes"].tolist() == [4 << 20, 4 << 20]
 
@@ -146,8 +146,8 @@ def test_only_the_named_range_is_profiled(tmp_path: Path) -> None:
         "--range",
         "odd",
     )
-    assert len(activities.records_of(EventKind.KERNEL_RUN)) == 3
-    assert activities.records_of(EventKind.PROFILE_WINDOW)["is_open"].tolist() == [True, False] * 3
+    assert len(activities.records[EventKind.KERNEL_RUN]) == 3
+    assert activities.records[EventKind.PROFILE_WINDOW]["is_open"].tolist() == [True, False] * 3
 
 
 def test_program_continues_after_the_duration(tmp_path: Path) -> None:
@@ -162,16 +162,16 @@ def test_program_continues_after_the_duration(tmp_path: Path) -> None:
         "--duration",
         "1",
     )
-    (opened, closed) = activities.records_of(EventKind.PROFILE_WINDOW)["time_ns"].tolist()
+    (opened, closed) = activities.records[EventKind.PROFILE_WINDOW]["time_ns"].tolist()
     assert 0.9e9 < closed - opened < 2e9
-    kernels = activities.records_of(EventKind.KERNEL_RUN)
+    kernels = activities.records[EventKind.KERNEL_RUN]
     assert len(kernels)
     assert kernels["start_ns"].max() < closed + 1e9
 
 
 def test_device_is_named(tmp_path: Path) -> None:
     activities = profile(tmp_path, "import cupy\ncupy.arange(10).sum().item()\n", library="cupy")
-    (device,) = activities.records_of(EventKind.DEVICE_INFO)
+    (device,) = activities.records[EventKind.DEVICE_INFO]
     assert activities.strings[device["name"]].startswith("NVIDIA")
     assert device["multiprocessors"] > 0
     assert device["memory_bytes"] > 1 << 30

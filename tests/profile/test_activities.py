@@ -24,8 +24,8 @@ def test_strings_and_stacks_of_two_traces_of_a_process_are_joined() -> None:
     collector.add(_chain(second, 1))
     (activities,) = collector.activities()
     kernels, calls = (
-        activities.records_of(EventKind.KERNEL_RUN),
-        activities.records_of(EventKind.API_CALL),
+        activities.records[EventKind.KERNEL_RUN],
+        activities.records[EventKind.API_CALL],
     )
     names = [activities.strings[index] for index in kernels["name"].tolist()]
     lines = [activities.stacks[site][1].line for site in calls["site"].tolist()]
@@ -45,7 +45,7 @@ def test_batches_of_one_trace_continue_its_tables() -> None:
     new_records = late.records[len(early.records) :]
     collector.add(Batch(late.process, new_records, late.strings, late.stacks))
     (activities,) = collector.activities()
-    kernels = activities.records_of(EventKind.KERNEL_RUN)
+    kernels = activities.records[EventKind.KERNEL_RUN]
     assert [activities.strings[index] for index in kernels["name"].tolist()] == ["gemm", "relu"]
 
 
@@ -65,5 +65,5 @@ def test_kind_without_events_has_an_empty_table() -> None:
     collector = ActivityCollector()
     collector.add(Program().batch())
     (activities,) = collector.activities()
-    assert len(activities.records_of(EventKind.COPY_RUN)) == 0
-    assert collector.activities()[0].records_of(EventKind.KERNEL_RUN)["start_ns"].tolist() == []
+    assert len(activities.records[EventKind.COPY_RUN]) == 0
+    assert collector.activities()[0].records[EventKind.KERNEL_RUN]["start_ns"].tolist() == []

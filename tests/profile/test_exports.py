@@ -70,7 +70,7 @@ def program(request: pytest.FixtureRequest) -> Activities:
 
 def work_count(activities: Activities) -> int:
     kinds = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
-    return sum(len(activities.records_of(kind)) for kind in kinds)
+    return sum(len(activities.records[kind]) for kind in kinds)
 
 
 def assert_nesting(spans: list[tuple[float, float]]) -> None:
@@ -149,14 +149,14 @@ def test_chrome_trace_has_every_span_once_and_spans_of_a_track_nest(program: Act
         len(by_category(events, name)) for name in ("kernel", "gpu_memcpy", "gpu_memset")
     ) == (work_count(program))
     calls = len(by_category(events, "cuda_runtime")) + len(by_category(events, "cuda_driver"))
-    assert calls == len(program.records_of(EventKind.API_CALL))
+    assert calls == len(program.records[EventKind.API_CALL])
     tracks = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
             start = round(event["ts"] * 1e4) // 10  # nanoseconds, without the added 0.1 ns
             tracks[event["pid"], event["tid"]].append((start, start + round(event["dur"] * 1e3)))
             assert start >= 0
-    if program.records_of(EventKind.KERNEL_RUN)["end_ns"].max(initial=0) < 2**50:
+    if program.records[EventKind.KERNEL_RUN]["end_ns"].max(initial=0) < 2**50:
         for spans in tracks.values():
             assert_nesting(spans)
 

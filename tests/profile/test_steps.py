@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from profile_synthetic import MS, US, Program
 
-from cudakit.profile.analysis import ProfileSpec, analyze
+from cudakit.profile.analysis import analyze
 from cudakit.profile.result import Steps
 from cudakit.profile.timeline import timeline
 from cudakit.trace.events import RangePop, RangePush
 
 
 def _steps(program: Program, range_name: str | None = None) -> Steps:
-    (device,) = analyze([program.activities()], ProfileSpec(range_name)).result.devices
+    (device,) = analyze([program.activities()], step_range=range_name).result.devices
     return device.steps
 
 

@@ -11,8 +11,6 @@ from cudakit.profile.diff import compare
 from cudakit.profile.result import Device
 from cudakit.profile.tables import (
     DeviceLimits,
-    LaunchConfiguration,
-    blocks_per_multiprocessor,
     grid_fill,
 )
 from cudakit.report import console
@@ -161,19 +159,18 @@ H100 = DeviceLimits(132, 2048, 32, 65536, 233472, 1024)
 def test_blocks_of_a_multiprocessor_are_limited_by_each_resource(
     threads: int, registers: int, shared_bytes: int, expected: int
 ) -> None:
-    launch = LaunchConfiguration(1, threads, registers, shared_bytes)
-    assert blocks_per_multiprocessor(launch, H100) == expected
+    assert H100.resident_blocks(threads, registers, shared_bytes) == expected
 
 
 def test_small_grid_leaves_multiprocessors_empty() -> None:
-    grid = grid_fill(LaunchConfiguration(33, 256, 32, 0), H100)
+    grid = grid_fill(H100, blocks=33, threads=256, registers=32, shared_bytes=0)
     assert grid.multiprocessors_share == pytest.approx(0.25)
     assert grid.threads_share == pytest.approx(33 * 256 / (132 * 2048))
     assert grid.waves == pytest.approx(33 / (132 * 8))
 
 
 def test_last_wave_is_partly_empty() -> None:
-    grid = grid_fill(LaunchConfiguration(132 + 33, 1024, 64, 0), H100)
+    grid = grid_fill(H100, blocks=132 + 33, threads=1024, registers=64, shared_bytes=0)
     assert grid.waves == pytest.approx(1.25)
     assert grid.tail_share == pytest.approx(0.375)
     assert grid.multiprocessors_share == 1
@@ -181,7 +178,7 @@ def test_last_wave_is_partly_empty() -> None:
 
 
 def test_full_waves_have_no_tail() -> None:
-    grid = grid_fill(LaunchConfiguration(132 * 8, 256, 32, 0), H100)
+    grid = grid_fill(H100, blocks=132 * 8, threads=256, registers=32, shared_bytes=0)
     assert (grid.waves, grid.tail_share, grid.threads_share) == (1, 0, 1)
 
 

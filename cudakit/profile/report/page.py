@@ -1,6 +1,6 @@
 """The data of the interactive page: GPU work, API calls, ranges and idle time of all processes as arrays.
 
-Times are nanoseconds after the first activity.
+Column are nanoseconds after the first activity.
 """
 
 from __future__ import annotations
@@ -474,9 +474,7 @@ class Signatures:
         """Return the number of the launch configuration of each piece of work; 0 for copies and memsets."""
         work = process_timeline.work
         is_kernel = work.kind == WorkKind.KERNEL
-        kernels = process_timeline.activities.records_of(EventKind.KERNEL_RUN)[
-            work.record[is_kernel]
-        ]
+        kernels = process_timeline.activities.records[EventKind.KERNEL_RUN][work.record[is_kernel]]
         columns = [
             *(kernels["grid"][:, axis] for axis in range(3)),
             *(kernels["block"][:, axis] for axis in range(3)),
