@@ -19,7 +19,6 @@ from cudakit.report.document import (
     Section,
     Table,
     Text,
-    Value,
 )
 from cudakit.trace.names import short_kernels
 from cudakit.units import capitalized, format_ratio, format_seconds
@@ -66,12 +65,8 @@ class ProfileDiff:
     devices: tuple[DeviceChange, ...]  # changes of each device that both profiles have
     unmatched: int  # number of devices that only one of the profiles has
     simulated: bool = False  # whether a simulated device did the work of one of the profiles
-    before_simulated: bool = (
-        False  # whether the work of the earlier profile is that of a simulated device
-    )
-    after_simulated: bool = (
-        False  # whether the work of the later profile is that of a simulated device
-    )
+    before_simulated: bool = False  # whether a simulated device did the work of the earlier profile
+    after_simulated: bool = False  # whether a simulated device did the work of the later profile
     only_before: tuple[str, ...] = ()  # names of the devices that only the earlier profile has
     only_after: tuple[str, ...] = ()  # names of the devices that only the later profile has
 
@@ -104,38 +99,35 @@ def device_name(device: Device | DeviceChange) -> str:
     return name if device.rank is None else f"rank {device.rank}, {name}"
 
 
-def _compare_devices(before_device: Device, after_device: Device) -> DeviceChange:
-    per_step = bool(before_device.steps.measured and after_device.steps.measured)
-    before_steps = before_device.steps.measured if per_step else 1
-    after_steps = after_device.steps.measured if per_step else 1
+def _compare_devices(before: Device, after: Device) -> DeviceChange:
+    per_step = bool(before.steps.measured and after.steps.measured)
+    before_steps, after_steps = (
+        (before.steps.measured, after.steps.measured) if per_step else (1, 1)
+    )
 
     def change(name: str, time_of: Callable[[Device], int]) -> Change:
-        return Change(
-            name, time_of(before_device) / before_steps, time_of(after_device) / after_steps
-        )
+        return Change(name, time_of(before) / before_steps, time_of(after) / after_steps)
 
     def changes(times_of: Callable[[Device], Iterable[tuple[str, int]]]) -> tuple[Change, ...]:
-        times_by_name: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for name, time in times_of(before_device):
-            times_by_name[name][0] += time / before_steps
-        for name, time in times_of(after_device):
-            times_by_name[name][1] += time / after_steps
-        changes = [
-            Change(name, *pair) for name, pair in times_by_name.items() if pair[0] != pair[1]
-        ]
+        times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for index, (device, steps) in enumerate(((before, before_steps), (after, after_steps))):
+            for name, time in times_of(device):
+                times[name][index] += time / steps
+        changes = [Change(name, *pair) for name, pair in times.items() if pair[0] != pair[1]]
         return tuple(sorted(changes, key=lambda row: (-abs(row.change_ns), row.name)))
 
-    step = (
-        Change("step", before_device.steps.median_ns, after_device.steps.median_ns)
-        if per_step
-        else change("measured time", lambda device: device.measured.length_ns)
-    )
     return DeviceChange(
-        device=after_device.device,
+        device=after.device,
         per_step=per_step,
-        step=step,
+        step=(
+            Change("step", before.steps.median_ns, after.steps.median_ns)
+            if per_step
+            else change("measured time", lambda device: device.measured.length_ns)
+        ),
         busy=change("busy", lambda device: device.measured.busy_ns),
-        idle=changes(_idle_causes),
+        idle=changes(
+            lambda device: ((name, getattr(device.measured.idle, name)) for name in CAUSES)
+        ),
         kernels=changes(lambda device: ((row.name, row.total_ns) for row in device.kernels)),
         lines=changes(
             lambda device: (
@@ -143,13 +135,8 @@ def _compare_devices(before_device: Device, after_device: Device) -> DeviceChang
                 for row in device.lines
             )
         ),
-        rank=after_device.rank,
+        rank=after.rank,
     )
-
-
-def _idle_causes(device: Device) -> Iterable[tuple[str, int]]:
-    idle = device.measured.idle
-    return ((name, getattr(idle, name)) for name in idle.__dataclass_fields__)
 
 
 # --- the report ------------------------------------------------------------------------------------
@@ -161,8 +148,12 @@ _MIN_SHOWN_CHANGE = 0.01
 def report(diff: ProfileDiff, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     if not diff.devices:
-        return Document(f"Nothing to compare: {_profiles_without_work(diff)} GPU work", ())
-    device_sections = [(device_name(device), tuple(_nodes(device, top))) for device in diff.devices]
+        without_work = "neither profile has"
+        if diff.only_before:
+            without_work = "the later profile has no"
+        elif diff.only_after:
+            without_work = "the earlier profile (BEFORE) has no"
+        return Document(f"Nothing to compare: {without_work} GPU work", ())
     nodes: list[Node] = []
     for names, file in ((diff.only_before, "earlier"), (diff.only_after, "later")):
         if names:
@@ -170,37 +161,14 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
             nodes.append(
                 Note("warn", f"Not compared: {'; '.join(names)} {verb} only in the {file} profile.")
             )
-    nodes += (
-        device_sections[0][1]
-        if len(device_sections) == 1
-        else [Section(*device_section) for device_section in device_sections]
-    )
-    return Document(
-        capitalized(f"{_simulated_prefix(diff)}{_title(diff.devices)}"),
-        tuple(nodes),
-    )
-
-
-def _profiles_without_work(diff: ProfileDiff) -> str:
-    """Return which of the profiles have no GPU work, as the beginning of a sentence."""
-    if diff.only_before:
-        return "the later profile has no"
-    if diff.only_after:
-        return "the earlier profile (BEFORE) has no"
-    return "neither profile has"
-
-
-def _simulated_prefix(diff: ProfileDiff) -> str:
-    """Return which of the profiles are simulated, as the beginning of a title."""
-    match diff.before_simulated, diff.after_simulated:
-        case True, True:
-            return "simulated: "
-        case True, False:
-            return "before simulated, after on a GPU: "
-        case False, True:
-            return "before on a GPU, after simulated: "
-        case _:
-            return ""
+    sections = [Section(device_name(device), tuple(_nodes(device, top))) for device in diff.devices]
+    nodes += sections if len(sections) > 1 else sections[0].nodes
+    simulated = {
+        (True, True): "simulated: ",
+        (True, False): "before simulated, after on a GPU: ",
+        (False, True): "before on a GPU, after simulated: ",
+    }.get((diff.before_simulated, diff.after_simulated), "")
+    return Document(capitalized(f"{simulated}{_title(diff.devices)}"), tuple(nodes))
 
 
 def step_table(diff: ProfileDiff) -> Table:
@@ -214,30 +182,26 @@ def step_table(diff: ProfileDiff) -> Table:
 
 def _title(devices: Sequence[DeviceChange]) -> str:
     """Describe the change of the device that became slower most, or else changed most."""
-    device = max(devices, key=_title_priority)
-    step = device.step
+
+    def priority(device: DeviceChange) -> tuple[bool, float]:
+        growth = device.step.growth or 0.0
+        return growth >= _MIN_SHOWN_CHANGE, abs(growth)
+
+    device = max(devices, key=priority)
+    step, growth = device.step, device.step.growth
     name = step.name if len(devices) == 1 else f"{step.name} of {device_name(device)}"
-    times_text = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
-    growth = step.growth
+    times = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
     if growth is None:
-        return f"{name}: {times_text}"
-    if len(devices) > 1 and abs(growth) < _MIN_SHOWN_CHANGE:
-        return f"{step.name} unchanged on all GPUs"
-    return f"{name} {_speed_text(growth)}: {times_text}"
-
-
-def _title_priority(device: DeviceChange) -> tuple[bool, float]:
-    growth = device.step.growth or 0.0
-    return growth >= _MIN_SHOWN_CHANGE, abs(growth)
-
-
-def _speed_text(growth: float) -> str:
-    """Describe a growth of time: a factor if the time has more than halved, else a percentage."""
+        return f"{name}: {times}"
     if abs(growth) < _MIN_SHOWN_CHANGE:
-        return "unchanged"
+        return (
+            f"{name} unchanged: {times}"
+            if len(devices) == 1
+            else f"{step.name} unchanged on all GPUs"
+        )
     if -1 < growth < -0.5:
-        return f"{1 / (1 + growth):.1f} times as fast"
-    return f"{format_ratio(abs(growth))} {'slower' if growth > 0 else 'faster'}"
+        return f"{name} {1 / (1 + growth):.1f} times as fast: {times}"
+    return f"{name} {format_ratio(abs(growth))} {'slower' if growth > 0 else 'faster'}: {times}"
 
 
 def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
@@ -263,30 +227,22 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
             yield Section(title, (_table(title.lower().removesuffix("s"), shown_rows, caption),))
 
 
-def _table(title: str, rows: Sequence[Change], caption: str) -> Table:
+def _table(title: str, changes: Sequence[Change], caption: str) -> Table:
     columns = (
         Column(title, "text"),
         Column("before", "number"),
         Column("after", "number"),
         Column("change", "number"),
     )
-    return Table(columns, tuple(map(_row, rows)), caption)
-
-
-def _row(change: Change) -> tuple[Value, ...]:
-    return (
-        Text(change.name),
-        Seconds(change.before_ns / 1e9),
-        Seconds(change.after_ns / 1e9),
-        Text(_growth_text(change)),
-    )
-
-
-def _growth_text(change: Change) -> str:
-    """Return the relative change with its sign; ``new`` or ``gone`` if only one profile has the time."""
-    growth = change.growth
-    if growth is None:
-        return "new"
-    if not change.after_ns:
-        return "gone"
-    return f"{'+' if growth > 0 else ''}{format_ratio(growth)}"
+    rows = []
+    for row in changes:
+        growth = row.growth
+        if growth is None:
+            growth_text = "new"
+        elif not row.after_ns:
+            growth_text = "gone"
+        else:
+            growth_text = f"{'+' if growth > 0 else ''}{format_ratio(growth)}"
+        times = (Seconds(row.before_ns / 1e9), Seconds(row.after_ns / 1e9))
+        rows.append((Text(row.name), *times, Text(growth_text)))
+    return Table(columns, tuple(rows), caption)

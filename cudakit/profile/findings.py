@@ -71,13 +71,12 @@ def _finding(
     estimate: str,
     actions: tuple[str, ...],
     *,
-    call_site: tuple[tuple[Frame, ...], int] = ((), 0),
+    at: Copies | HostWait | Kernel | None = None,
 ) -> Iterator[Finding]:
-    """Yield a finding if its saving is large enough."""
+    """Yield a finding if its saving is large enough; ``at`` has its call stack."""
     measured_ns = device.measured.length_ns
     share = saving_ns / measured_ns if measured_ns else 0.0
     if share >= _MIN_SHARE:
-        stack, site = call_site
         yield Finding(
             rule=rule,
             process=device.process,
@@ -87,8 +86,8 @@ def _finding(
             saving_ns=int(saving_ns),
             saving_share=min(share, 1.0),
             estimate=estimate,
-            stack=stack,
-            site=site,
+            stack=at.stack if at else (),
+            site=at.site if at else 0,
         )
 
 
@@ -96,18 +95,14 @@ def _share_text(device: Device, time_ns: float) -> str:
     return format_ratio(time_ns / device.measured.length_ns) if device.measured.length_ns else "0%"
 
 
-def _time_text(time_ns: float) -> str:
-    return format_seconds(time_ns / 1e9)
-
-
 def _per_step(device: Device, event_count: int, noun: str = "times") -> str:
     """Return a count per step, ``once per step``; without steps, the count in the measured time."""
     step_count = device.steps.measured
     per_step = event_count / max(step_count, 1)
-    is_shown_as_integer = per_step >= 10 or per_step == int(per_step)
-    number_text = f"{per_step:,.0f}" if is_shown_as_integer else f"{per_step:.1f}"
-    count_text = "once" if (number_text, noun) == ("1", "times") else f"{number_text} {noun}"
-    return f"{count_text} per step" if step_count else count_text
+    is_whole = per_step >= 10 or per_step == int(per_step)
+    number = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
+    text = "once" if (number, noun) == ("1", "times") else f"{number} {noun}"
+    return f"{text} per step" if step_count else text
 
 
 def call_site_text(stack: tuple[Frame, ...], site: int) -> str:
@@ -117,8 +112,8 @@ def call_site_text(stack: tuple[Frame, ...], site: int) -> str:
     return f"{stack[site].filename.rpartition('/')[2]}:{stack[site].line}"
 
 
-def _at_site(stack: tuple[Frame, ...], site: int) -> str:
-    return f" at {call_site_text(stack, site)}" if stack else ""
+def _at_site(row: Copies | HostWait | Kernel) -> str:
+    return f" at {call_site_text(row.stack, row.site)}" if row.stack else ""
 
 
 # --- the host is too slow --------------------------------------------------------------------------
@@ -134,7 +129,7 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
     total_ns = sum(kernel.total_ns for kernel in device.kernels)
     total_ns -= sum(collective.total_ns for collective in device.collectives)
     mean_ns = total_ns / (kernel_count - collective_count)
-    mean_text = f"{_time_text(mean_ns)} each on average"
+    mean_text = f"{format_seconds(mean_ns / 1e9)} each on average"
     if collective_count:
         collectives_text = _per_step(device, collective_count, "of them collectives")
         mean_text = f"{collectives_text.removesuffix(' per step')}; the others take {mean_text}"
@@ -155,28 +150,26 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
 
 def _host_waits(device: Device) -> Iterator[Finding]:
     """Yield a finding for each call site whose waits leave the GPU without work."""
-    waits_by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
+    # Copies of pageable memory have a separate finding.
     copying_stacks = {
-        copy_group.stack[copy_group.site :] for copy_group in _pageable_to_device(device)
+        row.stack[row.site :] for row in _copies_to_device(device) if row.host == "pageable"
     }
+    waits_by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
     for wait in device.waits:
-        # Copies of pageable memory have a separate finding.
-        is_copy = "Memcpy" in wait.function and wait.stack[wait.site :] in copying_stacks
-        if wait.kind == "wait" and not is_copy:
-            waits_by_stack[wait.stack[wait.site :]].append(wait)
+        stack = wait.stack[wait.site :]
+        if wait.kind == "wait" and not ("Memcpy" in wait.function and stack in copying_stacks):
+            waits_by_stack[stack].append(wait)
     for stack, waits in waits_by_stack.items():
-        idle_ns, blocked_ns = (
-            sum(wait.idle_ns for wait in waits),
-            sum(wait.blocked_ns for wait in waits),
-        )
-        call_count = sum(wait.calls for wait in waits)
+        idle_ns = sum(wait.idle_ns for wait in waits)
+        blocked_ns = sum(wait.blocked_ns for wait in waits)
+        site = replace(waits[0], stack=stack, site=0)
         if idle_ns < _MIN_WAIT_SHARE * device.measured.length_ns:
             continue
         yield from _finding(
             device,
             "host-wait",
-            f"The host waits for the GPU{_at_site(stack, 0)} ({waits[0].function}, "
-            f"{_per_step(device, call_count)}). "
+            f"The host waits for the GPU{_at_site(site)} ({site.function}, "
+            f"{_per_step(device, sum(wait.calls for wait in waits))}). "
             f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
             "and delays later launches, which may cause more idle time.",
             min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
@@ -186,16 +179,12 @@ def _host_waits(device: Device) -> Iterator[Finding]:
                 "collect them on the GPU and read them every N steps",
                 "copy into pinned memory with non_blocking=True, and wait for an event later",
             ),
-            call_site=(stack, 0),
+            at=site,
         )
 
 
-def _pageable_to_device(device: Device) -> list[Copies]:
-    return [
-        copy_group
-        for copy_group in device.copies
-        if copy_group.host == "pageable" and copy_group.direction is Direction.HOST_TO_DEVICE
-    ]
+def _copies_to_device(device: Device) -> list[Copies]:
+    return [row for row in device.copies if row.direction is Direction.HOST_TO_DEVICE]
 
 
 def _data_loading(device: Device) -> Iterator[Finding]:
@@ -203,45 +192,38 @@ def _data_loading(device: Device) -> Iterator[Finding]:
     if not device.steps.measured:
         return iter(())
     idle_ns = device.measured.idle.data_loading_ns
-    copies_to_device = [
-        copy_group
-        for copy_group in device.copies
-        if copy_group.direction is Direction.HOST_TO_DEVICE
-    ]
-    call_site = (
-        (copies_to_device[0].stack, copies_to_device[0].site) if copies_to_device else ((), 0)
-    )
+    copies = _copies_to_device(device)
+    source = (_at_site(copies[0]) if copies else "") or " by the program"
     return _finding(
         device,
         "data-loading",
-        f"The GPU waits {_share_text(device, idle_ns)} of the time for input data, copied"
-        f"{_at_site(*call_site) or ' by the program'}.",
+        f"The GPU waits {_share_text(device, idle_ns)} of the time for input data, copied{source}.",
         idle_ns,
         "idle time of cause data loading",
         (
             "load in parallel: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=4)",
             "prepare data ahead, or on the GPU",
         ),
-        call_site=call_site,
+        at=copies[0] if copies else None,
     )
 
 
 def _allocation(device: Device) -> Iterator[Finding]:
     rows = [wait for wait in device.waits if wait.kind == "allocation"]
-    call_count = sum(row.calls for row in rows)
-    if device.steps.measured and call_count < device.steps.measured:
-        return iter(())
-    if not rows or not device.steps.measured:
+    calls, steps = sum(row.calls for row in rows), device.steps.measured
+    if not rows or not steps or calls < steps:
         return iter(())
     blocked_ns, idle_ns = sum(row.blocked_ns for row in rows), device.measured.idle.allocation_ns
-    largest_wait = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
-    site_text = _at_site(largest_wait.stack, largest_wait.site)
-    function = largest_wait.function
-    main_source = f"mainly{site_text} ({function})" if site_text else f"mainly in {function}"
+    largest = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
+    source = (
+        f"mainly{_at_site(largest)} ({largest.function})"
+        if largest.stack
+        else f"mainly in {largest.function}"
+    )
     return _finding(
         device,
         "allocation",
-        f"The driver allocates or frees memory {_per_step(device, call_count)}, {main_source}. "
+        f"The driver allocates or frees memory {_per_step(device, calls)}, {source}. "
         f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
         "and delays later launches, which may cause more idle time.",
         min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
@@ -250,7 +232,7 @@ def _allocation(device: Device) -> Iterator[Finding]:
             "use a caching allocator: that of PyTorch or CuPy, or cudakit.CachingAllocator",
             "allocate once, before the loop; do not call empty_cache() in it",
         ),
-        call_site=(largest_wait.stack, largest_wait.site),
+        at=largest,
     )
 
 
@@ -258,37 +240,32 @@ def _allocation(device: Device) -> Iterator[Finding]:
 
 
 def _pageable_copies(device: Device) -> Iterator[Finding]:
-    for copy_group in device.copies:
-        if copy_group.host == "pageable" and copy_group.total_ns:
-            rate, source = _pinned_rate(device, copy_group)
-            saved_ns = copy_group.total_ns - copy_group.size_bytes / rate * 1e9
-            exposed_share = 1 - min(copy_group.overlapped_ns / copy_group.total_ns, 1)
-            direction = copy_group.direction.name.capitalize().replace("_", "-")
+    for row in device.copies:
+        if row.host == "pageable" and row.total_ns:
+            rate, source = _pinned_rate(device, row.direction)
+            saved_ns = row.total_ns - row.size_bytes / rate * 1e9
+            direction = row.direction.name.capitalize().replace("_", "-")
             yield from _finding(
                 device,
                 "pageable-copies",
-                f"{direction} copies of pageable memory{_at_site(copy_group.stack, copy_group.site)} reach "
-                f"{(copy_group.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
-                saved_ns * exposed_share,
+                f"{direction} copies of pageable memory{_at_site(row)} reach "
+                f"{(row.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
+                saved_ns * (1 - min(row.overlapped_ns / row.total_ns, 1)),
                 f"time of the copies without overlap, minus their time at {rate / 1e9:.0f} GB/s ({source})",
                 (
                     "pin the host memory: DataLoader(pin_memory=True) or tensor.pin_memory()",
                     "then copy with non_blocking=True",
                 ),
-                call_site=(copy_group.stack, copy_group.site),
+                at=row,
             )
 
 
-def _pinned_rate(device: Device, pageable_group: Copies) -> tuple[float, str]:
-    """Return the rate of pinned copies of the same direction, and the source of the rate."""
-    for copy_group in device.copies:
-        is_large = copy_group.size_bytes >= copy_group.calls * _LARGE_COPY_BYTES
-        if (
-            copy_group.host == "pinned"
-            and copy_group.direction is pageable_group.direction
-            and is_large
-        ):
-            return copy_group.bytes_per_s or _PCIE_4_BYTES_PER_S, "pinned copies of this profile"
+def _pinned_rate(device: Device, direction: Direction) -> tuple[float, str]:
+    """Return the rate of pinned copies in a direction, and the source of the rate."""
+    for row in device.copies:
+        is_large = row.size_bytes >= row.calls * _LARGE_COPY_BYTES
+        if row.host == "pinned" and row.direction is direction and is_large:
+            return row.bytes_per_s or _PCIE_4_BYTES_PER_S, "pinned copies of this profile"
     if _PCIE_5_GPUS.search(device.name):
         return _PCIE_5_BYTES_PER_S, "assumed for pinned memory on PCIe 5.0"
     return _PCIE_4_BYTES_PER_S, "assumed for pinned memory on PCIe 4.0"
@@ -326,7 +303,13 @@ def _serial_streams(device: Device) -> Iterator[Finding]:
 def _small_gemms(device: Device) -> Iterator[Finding]:
     kernel_count = sum(kernel.calls for kernel in device.kernels)
     for kernel in device.kernels:
-        if not _is_small_gemm(device, kernel):
+        is_small = (
+            _GEMM.search(kernel.name)
+            and kernel.consecutive >= _MIN_CONSECUTIVE_GEMMS
+            and kernel.median_ns <= _MAX_SMALL_GEMM_NS
+            and 0 < kernel.blocks * 2 <= device.multiprocessors
+        )
+        if not is_small:
             continue
         batch_size = kernel.consecutive
         wave_count = math.ceil(batch_size * kernel.blocks / device.multiprocessors)
@@ -334,23 +317,14 @@ def _small_gemms(device: Device) -> Iterator[Finding]:
         yield from _finding(
             device,
             "small-gemms",
-            f"Small GEMMs{_at_site(kernel.stack, kernel.site)} run one after the other: "
+            f"Small GEMMs{_at_site(kernel)} run one after the other: "
             f"{batch_size:,.0f} in a row, each with {kernel.blocks:,} thread blocks for "
-            f"{device.multiprocessors} multiprocessors ({_time_text(kernel.median_ns)} median).",
+            f"{device.multiprocessors} multiprocessors ({format_seconds(kernel.median_ns / 1e9)} median).",
             (kernel.total_ns + idle_ns) * (1 - wave_count / batch_size),
             "their time and their part of the launch idle time, times the share of waves that batching saves",
             ("if they do not depend on each other, run them as one batched GEMM: torch.bmm",),
-            call_site=(kernel.stack, kernel.site),
+            at=kernel,
         )
-
-
-def _is_small_gemm(device: Device, kernel: Kernel) -> bool:
-    return (
-        bool(_GEMM.search(kernel.name))
-        and kernel.consecutive >= _MIN_CONSECUTIVE_GEMMS
-        and kernel.median_ns <= _MAX_SMALL_GEMM_NS
-        and 0 < kernel.blocks * 2 <= device.multiprocessors
-    )
 
 
 _RULES: tuple[_Rule, ...] = (
@@ -393,13 +367,12 @@ class MeasuredLimits:
 
 def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResult:
     """Return the result with further comparisons of copies, memsets and launches with measured limits."""
-    devices = result.devices
-    compared_rates = (limit for device in devices for limit in _compare_rates(device, limits))
-    compared_launches = (limit for device in devices for limit in _compare_launches(device, limits))
+    rates = (limit for device in result.devices for limit in _compare_rates(device, limits))
+    launches = (limit for device in result.devices for limit in _compare_launches(device, limits))
     return replace(
         result,
-        limits=(*result.limits, *compared_rates),
-        launch_limits=(*result.launch_limits, *compared_launches),
+        limits=(*result.limits, *rates),
+        launch_limits=(*result.launch_limits, *launches),
     )
 
 
@@ -417,42 +390,32 @@ def why_nothing_compared(limits: MeasuredLimits) -> Iterator[str]:
 
 
 def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
-    for copy_group in device.copies:
-        direction = "peer" if copy_group.peer else _BENCH_DIRECTIONS.get(copy_group.direction, "")
-        limit, measured_rate = limits.copy_rates.get(direction), copy_group.bytes_per_s
-        if limit and measured_rate and copy_group.size_bytes >= copy_group.calls * MIN_COPY_BYTES:
-            name = f"copies: {copy_group.name}"
+    # Name, calls, size, rate and limit of what can be compared.
+    rows: list[tuple[str, int, int, float | None, float | None]] = []
+    for row in device.copies:
+        direction = "peer" if row.peer else _BENCH_DIRECTIONS.get(row.direction, "")
+        limit = limits.copy_rates.get(direction)
+        rows.append((f"copies: {row.name}", row.calls, row.size_bytes, row.bytes_per_s, limit))
+    memsets = device.memsets
+    if memsets and memsets.total_ns and limits.write_rates:
+        mean_bytes = max(memsets.size_bytes / memsets.calls, 1)
+        # The write rate for the most similar size: small buffers stay in the L2 cache.
+        _, write_rate = min(
+            limits.write_rates, key=lambda write: abs(math.log(write[0] / mean_bytes))
+        )
+        rate = memsets.size_bytes / memsets.total_ns * 1e9
+        rows.append(("memsets", memsets.calls, memsets.size_bytes, rate, write_rate))
+    for name, calls, size_bytes, measured, limit in rows:
+        if limit and measured and size_bytes >= calls * MIN_COPY_BYTES:
             yield Limit(
                 name,
                 device.process,
                 device.device,
-                measured_rate,
+                measured,
                 limit,
-                measured_rate / limit,
+                measured / limit,
                 limits.simulated,
             )
-    memsets = device.memsets
-    if memsets and memsets.total_ns and limits.write_rates:
-        mean_bytes = memsets.size_bytes / memsets.calls
-        if mean_bytes >= MIN_COPY_BYTES:
-            measured_rate, limit = (
-                memsets.size_bytes / memsets.total_ns * 1e9,
-                _rate_of_similar_size(limits, mean_bytes),
-            )
-            yield Limit(
-                "memsets",
-                device.process,
-                device.device,
-                measured_rate,
-                limit,
-                measured_rate / limit,
-                limits.simulated,
-            )
-
-
-def _rate_of_similar_size(limits: MeasuredLimits, size_bytes: float) -> float:
-    """Return the measured write rate for the most similar size: small buffers stay in the L2 cache."""
-    return min(limits.write_rates, key=lambda write: abs(math.log(write[0] / size_bytes)))[1]
 
 
 def _compare_launches(device: Device, limits: MeasuredLimits) -> Iterator[LaunchLimit]:

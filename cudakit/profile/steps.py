@@ -81,44 +81,51 @@ class DeviceSteps:
         return result
 
 
-NO_STEPS: Final = HostSteps("none", "", np.empty(0, np.int64), 0)
-
-
 def find_steps(timeline: Timeline, range_name: str | None = None) -> HostSteps:
     """Return the steps of a process; ``range_name`` selects the NVTX range that is a step."""
-    if steps := _steps_of_ranges(timeline, range_name):
-        return steps
-    if range_name is not None:
-        return NO_STEPS
-    return _steps_of_marks(timeline) or _steps_by_repetition(timeline) or NO_STEPS
+    steps = _steps_of_ranges(timeline, range_name)
+    if range_name is None:
+        steps = steps or _steps_of_marks(timeline) or _steps_by_repetition(timeline)
+    return steps or HostSteps("none", "", np.empty(0, np.int64), 0)
 
 
 def steps_of_device(timeline: Timeline, rows: Column, steps: HostSteps) -> DeviceSteps:
     """Return the steps of a device; ``rows`` is its work, sorted by start."""
     work, calls = timeline.work, timeline.calls
-    rows_with_call = rows[work.call[rows] >= 0]
-    if not len(steps.begin_ns) or not len(rows_with_call):
-        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
-    launch_times = calls.start_ns[work.call[rows_with_call]]
+    no_steps = DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
+    launched = rows[work.call[rows] >= 0]
+    if not len(steps.begin_ns) or not len(launched):
+        return no_steps
+    launch_times = calls.start_ns[work.call[launched]]
     step = np.searchsorted(steps.begin_ns, launch_times, side="right") - 1
     is_inside = (step >= 0) & (launch_times < steps.end_ns)
-    rows_inside, step = rows_with_call[is_inside], step[is_inside]
-    is_main = work.stream[rows_inside] == _main_stream(timeline, rows)
+    launched, step = launched[is_inside], step[is_inside]
+    # The main stream has the most kernel time, or without kernels the most work.
+    kernels = rows[work.kind[rows] == WorkKind.KERNEL]
+    candidates = kernels if len(kernels) else rows
+    streams, index = np.unique(work.stream[candidates], return_inverse=True)
+    times = np.bincount(index, weights=work.end_ns[candidates] - work.start_ns[candidates])
+    is_main = work.stream[launched] == streams[np.argmax(times)]
     if not is_main.any():
-        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
+        return no_steps
     # Work is sorted by start, so the first row of a step is its earliest work.
-    step_numbers, first_indices = np.unique(step[is_main], return_index=True)
-    begins = work.start_ns[rows_inside[is_main][first_indices]]
-    begins = np.maximum.accumulate(begins)
-    end = max(int(work.end_ns[rows_inside].max()), int(begins[-1]))
-    boundaries = np.append(begins, end)
-    is_nonempty = np.diff(boundaries) > 0
+    numbers, first = np.unique(step[is_main], return_index=True)
+    begins = np.maximum.accumulate(work.start_ns[launched[is_main][first]])
+    end = max(int(work.end_ns[launched].max()), int(begins[-1]))
+    is_nonempty = np.diff(np.append(begins, end)) > 0
     boundaries = np.append(begins[is_nonempty], end)
     durations = np.diff(boundaries)
     warm_up = _warm_up_count(durations)
-    return DeviceSteps(
-        boundaries, step_numbers[is_nonempty], warm_up, _is_measured(durations, warm_up)
-    )
+    return DeviceSteps(boundaries, numbers[is_nonempty], warm_up, _is_measured(durations, warm_up))
+
+
+def _warm_up_count(durations: Column) -> int:
+    """Return the number of leading steps that are slower than the later steps; at least one remains."""
+    if len(durations) < 3:
+        return 0
+    median = float(np.median(durations[len(durations) // 2 :]))
+    is_usual = np.flatnonzero(durations <= _WARM_UP_FACTOR * median)
+    return int(is_usual[0]) if len(is_usual) else 0
 
 
 def _is_measured(durations: Column, warm_up: int) -> Column:
@@ -134,25 +141,6 @@ def _is_measured(durations: Column, warm_up: int) -> Column:
     return result
 
 
-def _warm_up_count(durations: Column) -> int:
-    """Return the number of leading steps that are slower than the later steps; at least one remains."""
-    if len(durations) < 3:
-        return 0
-    median = float(np.median(durations[len(durations) // 2 :]))
-    is_usual = np.flatnonzero(durations <= _WARM_UP_FACTOR * median)
-    return int(is_usual[0]) if len(is_usual) else 0
-
-
-def _main_stream(timeline: Timeline, rows: Column) -> int:
-    """Return the stream with the most kernel time; without kernels, the stream with the most work."""
-    work = timeline.work
-    kernels = rows[work.kind[rows] == WorkKind.KERNEL]
-    selected_rows = kernels if len(kernels) else rows
-    streams, index = np.unique(work.stream[selected_rows], return_inverse=True)
-    duration = work.end_ns[selected_rows] - work.start_ns[selected_rows]
-    return int(streams[np.argmax(np.bincount(index, weights=duration))])
-
-
 # --- ranges and marks ------------------------------------------------------------------------------
 
 
@@ -164,54 +152,42 @@ def without_numbers(name: str) -> str:
 def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | None:
     """Return the steps of the range that is named, or of the step-like range with the most time."""
     ranges = timeline.ranges
-    used_names = np.unique(ranges.name)
-    label_by_name = {name: timeline.names[name] for name in used_names.tolist()}
-    names_by_label: dict[str, list[int]] = {}
-    for name, label in label_by_name.items():
+    names_by_label: defaultdict[str, list[int]] = defaultdict(list)
+    for name in np.unique(ranges.name).tolist():
+        text = timeline.names[name]
         if range_name is not None:
-            is_step = range_name in (label, without_numbers(label))
+            is_step = range_name in (text, without_numbers(text))
         else:
-            is_step = bool(_STEP_NAME.search(label)) and not _NOT_A_STEP.search(label)
+            is_step = bool(_STEP_NAME.search(text)) and not _NOT_A_STEP.search(text)
         if is_step:
-            names_by_label.setdefault(without_numbers(label), []).append(name)
+            names_by_label[without_numbers(text)].append(name)
     best_steps: HostSteps | None = None
     best_ns = 0
     for label, names in names_by_label.items():
         rows = np.flatnonzero(np.isin(ranges.name, names))
-        rows = rows[_is_outermost(ranges.start_ns[rows], ranges.end_ns[rows])]
-        time_ns = int((ranges.end_ns[rows] - ranges.start_ns[rows]).sum())
-        if len(rows) >= (1 if range_name else 2) and time_ns > best_ns:
+        start, end = ranges.start_ns[rows], ranges.end_ns[rows]
+        # Only ranges that begin after all earlier ones have ended: the outermost.
+        is_outermost = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])
+        start, end = start[is_outermost], end[is_outermost]
+        time_ns = int((end - start).sum())
+        if len(start) >= (1 if range_name else 2) and time_ns > best_ns:
             best_ns = time_ns
-            best_steps = HostSteps(
-                "range", label, ranges.start_ns[rows], int(ranges.end_ns[rows].max())
-            )
+            best_steps = HostSteps("range", label, start, int(end.max()))
     return best_steps
-
-
-def _is_outermost(start_ns: Column, end_ns: Column) -> Column:
-    """Return which of the intervals, sorted by start, begin after all earlier intervals have ended."""
-    latest_end = np.maximum.accumulate(end_ns)
-    return np.concatenate([[True], start_ns[1:] >= latest_end[:-1]])
 
 
 def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
     """Return the steps that end with the mark after a step of the optimizer."""
-    activities = timeline.activities
-    marks = activities.records[EventKind.MARK]
-    strings = activities.strings
-    text_indices = [
-        strings.index(mark_text) if mark_text in strings else -1 for mark_text in _OPTIMIZER_MARK
-    ]
-    mark_times = np.sort(
-        marks["time_ns"][(marks["name"] == text_indices[0]) & (marks["domain"] == text_indices[1])]
-    )
+    strings, marks = timeline.activities.strings, timeline.activities.records[EventKind.MARK]
+    name, domain = (strings.index(text) if text in strings else -1 for text in _OPTIMIZER_MARK)
+    times = np.sort(marks["time_ns"][(marks["name"] == name) & (marks["domain"] == domain)])
     work = timeline.work
     launches = timeline.calls.start_ns[work.call[work.call >= 0]]
-    if len(mark_times) < 2 or not len(launches):
+    if len(times) < 2 or not len(launches):
         return None
     # The first step begins with the first launch before its mark; the last mark ends the last step.
-    begins = np.concatenate([[min(int(launches.min()), int(mark_times[0]))], mark_times[:-1]])
-    return HostSteps("mark", _OPTIMIZER_MARK[0], begins, int(mark_times[-1]))
+    begins = np.concatenate([[min(int(launches.min()), int(times[0]))], times[:-1]])
+    return HostSteps("mark", _OPTIMIZER_MARK[0], begins, int(times[-1]))
 
 
 # --- repetition ------------------------------------------------------------------------------------
@@ -226,50 +202,42 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     work.
     """
     work, calls = timeline.work, timeline.calls
-    rows = np.flatnonzero((work.call >= 0) & (work.graph_node == 0))
-    rows = np.concatenate([rows, _first_of_graph_launches(timeline)])
+    rows = np.flatnonzero(work.call >= 0)
+    of_graphs = rows[work.graph_node[rows] != 0]
+    # One row for each launch of a graph.
+    _, first = np.unique(work.call[of_graphs], return_index=True)
+    rows = np.concatenate([rows[work.graph_node[rows] == 0], of_graphs[first]])
     rows = rows[np.lexsort((rows, calls.start_ns[work.call[rows]]))]
     if len(rows) < 2 * _MIN_REPETITIONS:
         return None
-    name_site_pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
-    _, signature = np.unique(name_site_pairs, return_inverse=True)
-    step_begins = _regular_positions(signature)
-    if step_begins is None:
+    pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
+    _, signature = np.unique(pairs, return_inverse=True)
+    begins = _regular_positions(signature)
+    if begins is None:
         return None
     times = calls.start_ns[work.call[rows]]
     # The last repetition ends after the usual number of launches, or with the last call of the program.
-    end = step_begins[-1] + int(np.median(np.diff(step_begins)))
+    end = begins[-1] + int(np.median(np.diff(begins)))
     end_ns = int(times[end]) if end < len(times) else int(calls.end_ns.max()) + 1
-    return HostSteps("repetition", "", times[step_begins], end_ns)
-
-
-def _first_of_graph_launches(timeline: Timeline) -> Column:
-    """Return one row of work for each launch of a graph."""
-    work = timeline.work
-    rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
-    _, first_indices = np.unique(work.call[rows], return_index=True)
-    result: Column = rows[first_indices]
-    return result
+    return HostSteps("repetition", "", times[begins], end_ns)
 
 
 def _regular_positions(signature: Column) -> Column | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
-    signature_counts = np.bincount(signature)
-    signatures_by_count = np.argsort(-signature_counts, kind="stable")
-    candidates = signatures_by_count[signature_counts[signatures_by_count] >= _MIN_REPETITIONS]
-    signature_order = np.argsort(signature, kind="stable")
-    first_indices = np.concatenate([[0], np.cumsum(signature_counts)])
-    best_positions: Column | None = None
+    counts = np.bincount(signature)
+    by_count = np.argsort(-counts, kind="stable")
+    candidates = by_count[counts[by_count] >= _MIN_REPETITIONS]
+    order = np.argsort(signature, kind="stable")
+    first = np.concatenate([[0], np.cumsum(counts)])
+    best: Column | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
-        candidate_positions = signature_order[
-            first_indices[candidate] : first_indices[candidate + 1]
-        ]
-        if best_positions is not None and len(candidate_positions) < len(best_positions):
+        positions = order[first[candidate] : first[candidate + 1]]
+        if best is not None and len(positions) < len(best):
             break
-        is_earlier = best_positions is None or candidate_positions[0] < best_positions[0]
-        if is_earlier and _is_regular(candidate_positions, len(signature)):
-            best_positions = candidate_positions
-    return best_positions
+        is_earlier = best is None or positions[0] < best[0]
+        if is_earlier and _is_regular(positions, len(signature)):
+            best = positions
+    return best
 
 
 def _is_regular(positions: Column, launches: int) -> bool:
@@ -277,12 +245,12 @@ def _is_regular(positions: Column, launches: int) -> bool:
     distances = np.diff(positions)
     median = float(np.median(distances))
     is_usual = np.abs(distances - median) <= _MAX_DEVIATION * median
-    usual_launch_count = int(distances[is_usual].sum())
+    usual_launches = int(distances[is_usual].sum())
     # A single kernel that is repeated is no step.
     return (
         median >= 2
-        and usual_launch_count >= _MIN_USUAL_SHARE * (positions[-1] - positions[0])
-        and (usual_launch_count >= _MIN_COVERAGE * launches)
+        and usual_launches >= _MIN_USUAL_SHARE * (positions[-1] - positions[0])
+        and usual_launches >= _MIN_COVERAGE * launches
     )
 
 

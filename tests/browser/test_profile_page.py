@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ from profile_recordings import (
 )
 
 from cudakit.profile.activities import Activities
-from cudakit.profile.report.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
+from cudakit.profile.analysis import DeviceGaps, analyze
+from cudakit.profile.idle import BlockingTime, Gaps, IdleCause
+from cudakit.profile.report.page import explorer
+from cudakit.profile.result import Step
 from cudakit.profile.timeline import Timeline, first_time, timeline
 from cudakit.report.document import Document, Note
 from cudakit.report.html import render
@@ -38,9 +43,9 @@ from cudakit.trace.events import ApiCall, Event, KernelRun
 TABS = ("flame", "kernels", "lines", "work")
 
 
-def write_page(folder: Path, *activities: Activities, idle: IdleTimes | None = None) -> Path:
+def write_page(folder: Path, *activities: Activities, gaps: Sequence[DeviceGaps] = ()) -> Path:
     page = folder / "profile.html"
-    nodes = (Note("ok", "The GPU was busy."), explorer(activities, idle))
+    nodes = (Note("ok", "The GPU was busy."), explorer(activities, gaps))
     page.write_text(render(Document("GPU profile", nodes)), encoding="utf-8")
     return page
 
@@ -225,27 +230,32 @@ def test_painted_area_of_a_row_is_the_time_of_its_work(open_page: OpenPage, page
 def test_idle_time_of_a_window_is_divided_by_cause(open_page: OpenPage, tmp_path: Path) -> None:
     kernels = [(0, 100), (300, 400), (1000, 1100)]
     activities = collect([Event(KernelRun(7, "k", 1, *times)) for times in kernels])
-    causes = np.array([[150, 50], [100, 500]])
-    idle = IdleTimes(
-        ("launch", "host wait"),
-        (DeviceIdle(activities.process, 0, np.array([100, 400]), np.array([300, 1000]), causes),),
+    causes = np.zeros((2, len(IdleCause)), np.int64)
+    causes[:, [IdleCause.LAUNCH, IdleCause.HOST_WAIT]] = [[150, 50], [100, 500]]
+    no_calls = BlockingTime(*np.zeros((4, 0), np.int64))
+    starts, ends = np.array([100, 400]), np.array([300, 1000])
+    gaps = Gaps(starts, ends, causes, np.array([1, 2]), no_calls)
+    opened = open_page(
+        write_page(tmp_path, activities, gaps=[DeviceGaps(activities.process, 0, gaps)])
     )
-    opened = open_page(write_page(tmp_path, activities, idle=idle))
     assert opened.messages == []
     sums = evaluate(
         opened,
         f"() => [[0, 1100], [100, 300], [200, 700]].map(window => {APP}.model.idleIn(...window))",
     )
-    assert sums == [[250, 550], [150, 50], [125, 275]]
-    assert "host wait" in opened.page.locator(".details").inner_text()
+    assert [row[:2] for row in sums] == [[250, 550], [150, 50], [125, 275]]
+    assert "host waits" in opened.page.locator(".details").inner_text()
 
 
 def test_click_on_a_step_selects_it_as_the_window(open_page: OpenPage, tmp_path: Path) -> None:
     activities = collect([Event(KernelRun(7, "k", 1, 100 * i, 100 * i + 50)) for i in range(10)])
-    steps = DeviceSteps(
-        activities.process, 0, [0, 400], [400, 900], ["warm-up step 1", "step 2"], [True, False]
+    (device,) = analyze([activities]).result.devices
+    steps = tuple(
+        Step(number, number == 1, False, replace(device.measured, start_ns=start, end_ns=end))
+        for number, start, end in ((1, 0, 400), (2, 400, 900))
     )
-    nodes = (explorer([activities], steps=[steps]),)
+    device = replace(device, steps=replace(device.steps, warm_up=1, steps=steps))
+    nodes = (explorer([activities], devices=[device]),)
     path = tmp_path / "page.html"
     path.write_text(render(Document("GPU profile", nodes)), encoding="utf-8")
     opened = open_page(path)

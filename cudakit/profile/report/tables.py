@@ -43,6 +43,16 @@ from cudakit.units import capitalized, format_count, format_ratio, format_second
 _T = TypeVar("_T")
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
 Columns: TypeAlias = Sequence[tuple[str, _Kind, Callable[[_T], Value]]]
+_LINE: tuple[str, _Kind, Callable[[Kernel | Copies | Collective | HostWait], Value]] = (
+    "line",
+    "text",
+    lambda row: Text(call_site_text(row.stack, row.site)),
+)
+_OVERLAP: tuple[str, _Kind, Callable[[Copies | Collective], Value]] = (
+    "overlap",
+    "number",
+    lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns)),
+)
 TableName: TypeAlias = Literal["kernel", "line", "range"]
 
 # The name of each cause of idle time in reports, and its meaning.
@@ -64,7 +74,8 @@ _NO_GRID_LIMITS = (
     "the log lacks the number of threads, blocks and registers that a multiprocessor of the device has; "
     "record the profile again with cudakit run --profile"
 )
-BYTES_WITHIN_DEVICE = (
+_WITHIN_DEVICE = DIRECTION_NAMES[Direction.DEVICE_TO_DEVICE]
+_BYTES_WITHIN_DEVICE = (
     "Copies within the device: each copied byte counts once, though it is read and written."
 )
 
@@ -72,23 +83,10 @@ BYTES_WITHIN_DEVICE = (
 def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Node]:
     """Yield the tables of a device; ``by`` selects one of the work tables."""
     yield _time_table(device)
-    yield from _work_tables(device, top, by)
-    if device.copies:
-        yield Section("Copies", (_copy_table(device, top),))
-    if device.collectives:
-        yield Section("Collectives", (_collective_table(device, top),))
-    if device.waits:
-        yield Section("Waits and allocations of the host", (_wait_table(device, top),))
-    if len(device.streams) > 1:
-        yield Section("Streams", (_stream_table(device, top),))
-
-
-def _work_tables(device: Device, top: int, by: TableName | None) -> Iterator[Node]:
-    """Yield the tables of kernels, lines and ranges, or the one that ``by`` selects."""
     if by in (None, "kernel") and device.kernels:
         yield Section("Kernels", (_kernel_table(device, top),))
     if by == "kernel" or (by is None and not top):
-        yield from grid_table(device, top)
+        yield from _grid_table(device, top)
     if by in (None, "line") and device.lines:
         yield Section("Lines", (_line_table(device, top),))
     if by in (None, "range") and device.ranges:
@@ -100,6 +98,14 @@ def _work_tables(device: Device, top: int, by: TableName | None) -> Iterator[Nod
             "range": ("NVTX ranges", "no GPU work was launched in an NVTX range"),
         }[by]
         yield Section(title, (Note("info", text),))
+    if device.copies:
+        yield Section("Copies", (_copy_table(device, top),))
+    if device.collectives:
+        yield Section("Collectives", (_collective_table(device, top),))
+    if device.waits:
+        yield Section("Waits and allocations of the host", (_wait_table(device, top),))
+    if len(device.streams) > 1:
+        yield Section("Streams", (_stream_table(device, top),))
 
 
 def _time_table(device: Device) -> Table:
@@ -135,54 +141,52 @@ def _steps_sentence(steps: Steps) -> str:
         "mark": "ends with a call of optimizer.step() of PyTorch",
         "repetition": "is a repetition of the same sequence of launches",
     }[steps.source]
-    left_out_texts = []
+    text = f"{count_text('step', steps.measured)} measured; each {definition}."
     if steps.warm_up:
-        name = (
+        first = (
             "The first step is" if steps.warm_up == 1 else f"The first {steps.warm_up:,} steps are"
         )
-        left_out_texts.append(f" {name} warm-up and left out.")
+        text += f" {first} warm-up and left out."
     if steps.slow:
         slow_ns = sum(step.time.length_ns for step in steps.steps if step.is_slow)
-        name = "step is" if steps.slow == 1 else "steps are"
-        left_out_texts.append(
-            f" {steps.slow:,} later {name} more than 3 times slower than the median and left out "
-            f"({duration_text(slow_ns)})."
+        text += (
+            f" {steps.slow:,} later {'step is' if steps.slow == 1 else 'steps are'} more than 3 times "
+            f"slower than the median and left out ({duration_text(slow_ns)})."
         )
-    measured_text = count_text("step", steps.measured)
-    return capitalized(f"{measured_text} measured; each {definition}.{''.join(left_out_texts)}")
+    return capitalized(text)
 
 
 def _kernel_table(device: Device, top: int) -> Table:
     short_names = short_kernels(kernel.name for kernel in device.kernels)
     columns: Columns[Kernel] = (
         ("kernel", "text", lambda row: Text(short_names[row.name])),
-        ("calls", "number", lambda row: Count(row.calls)),
-        ("total", "number", lambda row: Seconds(row.total_ns / 1e9)),
-        ("mean", "number", lambda row: Seconds(row.mean_ns / 1e9)),
+        _count("calls", "calls"),
+        _seconds("total", "total_ns"),
+        _seconds("mean", "mean_ns"),
         ("share", "number", lambda row: Ratio(row.share)),
-        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
+        _LINE,
     )
     caption = "Share: of the time of all GPU work."
     if any(" #" in short_name for short_name in short_names.values()):
         caption += " #1, #2: different kernels whose short names are equal."
     if any(kernel.sites > 1 for kernel in device.kernels):
         caption += " Line: the call site whose launches of the kernel took the most time."
-    return limited_table(columns, device.kernels, top, ("kernel", "kernels"), caption)
+    return _limited_table(columns, device.kernels, top, ("kernel", "kernels"), caption)
 
 
 def _line_table(device: Device, top: int) -> Table:
     columns: Columns[Line] = (
         ("line", "text", lambda row: Text(f"{call_site_text((row.frame,), 0)} {row.frame.name}")),
-        ("own", "number", lambda row: Seconds(row.own_ns / 1e9)),
-        ("cumulative", "number", lambda row: Seconds(row.cumulative_ns / 1e9)),
-        ("launches", "number", lambda row: Count(row.calls)),
+        _seconds("own", "own_ns"),
+        _seconds("cumulative", "cumulative_ns"),
+        _count("launches", "calls"),
         ("share", "bar", lambda row: Ratio(row.share)),
     )
     caption = (
         "Own: GPU time of the work that the line launched itself. Cumulative: also of the functions that it "
         "called. Share: cumulative time as a share of the time of all GPU work."
     )
-    return limited_table(columns, device.lines, top, ("line", "lines"), caption)
+    return _limited_table(columns, device.lines, top, ("line", "lines"), caption)
 
 
 def _range_table(device: Device, top: int) -> Table:
@@ -192,56 +196,48 @@ def _range_table(device: Device, top: int) -> Table:
             "text",
             lambda row: Text(f"{row.domain}: {row.name}" if row.domain else row.name),
         ),
-        ("launches", "number", lambda row: Count(row.count)),
-        ("GPU time", "number", lambda row: Seconds(row.total_ns / 1e9)),
+        _count("launches", "count"),
+        _seconds("GPU time", "total_ns"),
         ("share", "bar", lambda row: Ratio(row.share)),
     )
-    return limited_table(columns, device.ranges, top, ("range", "ranges"))
+    return _limited_table(columns, device.ranges, top, ("range", "ranges"))
 
 
 def _copy_table(device: Device, top: int) -> Table:
     columns: Columns[Copies] = (
         ("direction", "text", lambda row: Text(row.name)),
-        ("calls", "number", lambda row: Count(row.calls)),
+        _count("calls", "calls"),
         ("copied", "number", lambda row: Bytes(row.size_bytes)),
-        ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
-        (
-            "rate",
-            "number",
-            lambda row: _rate_text(row.bytes_per_s),
-        ),
-        ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
-        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
+        _seconds("time", "total_ns"),
+        ("rate", "number", lambda row: _rate(row.bytes_per_s)),
+        _OVERLAP,
+        _LINE,
     )
     caption = (
         f"Overlap: the share of the copy time in which a kernel ran at the same time, "
         f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} for all copies together."
     )
-    if any(copies.name == DIRECTION_NAMES[Direction.DEVICE_TO_DEVICE] for copies in device.copies):
-        caption += f" {BYTES_WITHIN_DEVICE}"
-    return limited_table(
+    if any(copies.name == _WITHIN_DEVICE for copies in device.copies):
+        caption += f" {_BYTES_WITHIN_DEVICE}"
+    return _limited_table(
         columns,
         device.copies,
         top,
         ("kind of copies", "kinds of copies"),
         caption,
-        optional_titles=("copied",),
+        optional=("copied",),
     )
-
-
-def _rate_text(bytes_per_s: float | None) -> Value:
-    return Rate(bytes_per_s, "B") if bytes_per_s else Text("-")
 
 
 def _collective_table(device: Device, top: int) -> Table:
     columns: Columns[Collective] = (
         ("collective", "text", lambda row: Text(short_kernel(row.name))),
-        ("calls", "number", lambda row: Count(row.calls)),
+        _count("calls", "calls"),
         ("size", "number", lambda row: Bytes(row.size_bytes) if row.size_bytes else Text("-")),
         ("mean", "number", lambda row: Seconds(row.total_ns / row.calls / 1e9)),
-        ("busbw", "number", lambda row: _rate_text(row.bus_bytes_per_s)),
-        ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
-        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
+        ("busbw", "number", lambda row: _rate(row.bus_bytes_per_s)),
+        _OVERLAP,
+        _LINE,
     )
     caption = (
         "Busbw: the bus bandwidth as nccl-tests define it; the time includes the wait for other ranks. "
@@ -249,36 +245,36 @@ def _collective_table(device: Device, top: int) -> Table:
     )
     if any(row.size_bytes is None for row in device.collectives):
         caption += " NCCL 2.28 or newer reports sizes, except those of collectives in CUDA graphs."
-    return limited_table(
+    return _limited_table(
         columns,
         device.collectives,
         top,
         ("collective", "collectives"),
         caption,
-        optional_titles=("size",),
+        optional=("size",),
     )
 
 
 def _wait_table(device: Device, top: int) -> Table:
     columns: Columns[HostWait] = (
         ("call", "text", lambda row: Text(row.function)),
-        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
-        ("calls", "number", lambda row: Count(row.calls)),
-        ("host time", "number", lambda row: Seconds(row.blocked_ns / 1e9)),
-        ("GPU idle", "number", lambda row: Seconds(row.idle_ns / 1e9)),
+        _LINE,
+        _count("calls", "calls"),
+        _seconds("host time", "blocked_ns"),
+        _seconds("GPU idle", "idle_ns"),
     )
-    return limited_table(columns, device.waits, top, ("call site", "call sites"))
+    return _limited_table(columns, device.waits, top, ("call site", "call sites"))
 
 
 def _stream_table(device: Device, top: int) -> Table:
     columns: Columns[StreamWork] = (
-        ("stream", "number", lambda row: Count(row.stream)),
-        ("launches", "number", lambda row: Count(row.calls)),
-        ("busy", "number", lambda row: Seconds(row.busy_ns / 1e9)),
-        ("alone", "number", lambda row: Seconds(row.alone_ns / 1e9)),
+        _count("stream", "stream"),
+        _count("launches", "calls"),
+        _seconds("busy", "busy_ns"),
+        _seconds("alone", "alone_ns"),
     )
     caption = "Alone: the time in which only this stream had running work."
-    return limited_table(columns, device.streams, top, ("stream", "streams"), caption)
+    return _limited_table(columns, device.streams, top, ("stream", "streams"), caption)
 
 
 def limit_tables(
@@ -289,46 +285,39 @@ def limit_tables(
     ``device_names`` has the name of each device of the profile by PID and CUDA index. Each row of several
     devices begins with the name.
     """
-    rows: list[tuple[Value, ...]] = [
-        (
-            Text(device_names[limit.process, limit.device]),
-            Text(f"{limit.name}{_simulated_suffix(limit)}"),
-            Rate(limit.bytes_per_s, "B"),
-            Rate(limit.limit_bytes_per_s, "B"),
-            Ratio(limit.share),
-        )
+    limits: list[tuple[Limit | LaunchLimit, str, Value, Value]] = [
+        (limit, limit.name, Rate(limit.bytes_per_s, "B"), Rate(limit.limit_bytes_per_s, "B"))
         for limit in result.limits
     ]
-    rows += [
+    limits += [
         (
-            Text(device_names[launch_limit.process, launch_limit.device]),
-            Text(f"mean interval of kernel launches{_simulated_suffix(launch_limit)}"),
-            Seconds(launch_limit.interval_ns / 1e9),
-            Seconds(launch_limit.limit_interval_ns / 1e9),
-            Ratio(launch_limit.share),
+            limit,
+            "mean interval of kernel launches",
+            Seconds(limit.interval_ns / 1e9),
+            Seconds(limit.limit_interval_ns / 1e9),
         )
-        for launch_limit in result.launch_limits
+        for limit in result.launch_limits
     ]
-    if rows:
-        columns = (
-            Column("device", "text"),
-            Column("work", "text"),
-            Column("profile", "number"),
-            Column("limit", "number"),
-            Column("share", "bar"),
-        )
-        first_column = 0 if len(device_names) > 1 else 1
-        shown_rows = tuple(row[first_column:] for row in rows)
-        table = Table(columns[first_column:], shown_rows, _limit_caption(result))
+    columns: Columns[tuple[Limit | LaunchLimit, str, Value, Value]] = (
+        ("device", "text", lambda row: Text(device_names[row[0].process, row[0].device])),
+        (
+            "work",
+            "text",
+            lambda row: Text(
+                f"{row[1]}{' (limit of a simulated GPU)' if row[0].simulated else ''}"
+            ),
+        ),
+        ("profile", "number", lambda row: row[2]),
+        ("limit", "number", lambda row: row[3]),
+        ("share", "bar", lambda row: Ratio(row[0].share)),
+    )
+    if limits:
+        shown = columns if len(device_names) > 1 else columns[1:]
+        table = make_table(shown, limits, _limit_caption(result))
         yield Section("Limits that cudakit bench measured", (table,))
 
 
-def _simulated_suffix(limit: Limit | LaunchLimit) -> str:
-    return " (limit of a simulated GPU)" if limit.simulated else ""
-
-
 def _limit_caption(result: ProfileResult) -> str:
-    short_kernel_count = sum(launch_limit.short_kernels for launch_limit in result.launch_limits)
     sentences = []
     if result.limits:
         sentences.append("Share of rates: the profile divided by the limit.")
@@ -344,38 +333,34 @@ def _limit_caption(result: ProfileResult) -> str:
             "A share above 100% means that the limit does not fit: it was measured with other sizes, or on "
             "another or a simulated GPU."
         )
-    if short_kernel_count:
+    if short_count := sum(limit.short_kernels for limit in result.launch_limits):
         work_ns = {(device.process, device.device): device.work_ns for device in result.devices}
         short_ns = sum(
-            launch_limit.short_kernels_share * work_ns[launch_limit.process, launch_limit.device]
-            for launch_limit in result.launch_limits
+            limit.short_kernels_share * work_ns[limit.process, limit.device]
+            for limit in result.launch_limits
         )
         share = share_of(short_ns, sum(work_ns.values()))
         of_all = " of all devices" if len(work_ns) > 1 else ""
         sentences.append(
             "Kernels whose median run takes no longer than the launch of an empty kernel: "
-            f"{count_text('run', short_kernel_count)}, {format_ratio(share)} of the GPU time{of_all}. Only "
+            f"{count_text('run', short_count)}, {format_ratio(share)} of the GPU time{of_all}. Only "
             "fewer launches make them faster."
         )
     sentences.append(
         "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
     )
-    if any(
-        limit.name.endswith(DIRECTION_NAMES[Direction.DEVICE_TO_DEVICE]) for limit in result.limits
-    ):
-        sentences.append(f"{BYTES_WITHIN_DEVICE} The measured limit counts them in the same way.")
+    if any(limit.name.endswith(_WITHIN_DEVICE) for limit in result.limits):
+        sentences.append(f"{_BYTES_WITHIN_DEVICE} The measured limit counts them in the same way.")
     return " ".join(sentences)
 
 
-def grid_table(device: Device, top: int) -> Iterator[Node]:
+def _grid_table(device: Device, top: int) -> Iterator[Node]:
     """Yield the table of the kernels' grids, or why it is not shown."""
     kernels = [(kernel, kernel.grid) for kernel in device.kernels if kernel.grid]
     if not kernels:
         if device.kernels:
-            yield Section(
-                "Grids of the kernels",
-                (Note("info", f"not shown: {_NO_GRID_LIMITS}"),),
-            )
+            note = Note("info", f"not shown: {_NO_GRID_LIMITS}")
+            yield Section("Grids of the kernels", (note,))
         return
     short_names = short_kernels(kernel.name for kernel in device.kernels)
     columns: Columns[tuple[Kernel, Grid]] = (
@@ -393,56 +378,52 @@ def grid_table(device: Device, top: int) -> Iterator[Node]:
         "kernel's resident threads as a share of the maximum of the device. Waves: blocks divided by the "
         "blocks that run at the same time. Tail: the empty part of the last wave, as a share of all waves."
     )
-    yield Section(
-        "Grids of the kernels",
-        (limited_table(columns, kernels, top, ("kernel", "kernels"), caption),),
-    )
+    table = _limited_table(columns, kernels, top, ("kernel", "kernels"), caption)
+    yield Section("Grids of the kernels", (table,))
 
 
 # --- building tables -------------------------------------------------------------------------------
 
 
+def _seconds(title: str, field: str) -> tuple[str, _Kind, Callable[[object], Value]]:
+    """Return the column of a time in nanoseconds."""
+    return title, "number", lambda row: Seconds(getattr(row, field) / 1e9)
+
+
+def _count(title: str, field: str) -> tuple[str, _Kind, Callable[[object], Value]]:
+    return title, "number", lambda row: Count(getattr(row, field))
+
+
+def _rate(bytes_per_s: float | None) -> Value:
+    return Rate(bytes_per_s, "B") if bytes_per_s else Text("-")
+
+
 def make_table(
-    columns: Columns[_T],
-    row_items: Iterable[_T],
-    caption: str = "",
-    *,
-    optional_titles: Collection[str] = (),
+    columns: Columns[_T], items: Iterable[_T], caption: str = "", *, optional: Collection[str] = ()
 ) -> Table:
     """Return a table with a row for each item. Narrow terminals hide the optional columns first."""
     return Table(
-        tuple(
-            Column(title, kind, is_optional=title in optional_titles) for title, kind, _ in columns
-        ),
-        tuple(tuple(value_of(row_item) for _, _, value_of in columns) for row_item in row_items),
+        tuple(Column(title, kind, is_optional=title in optional) for title, kind, _ in columns),
+        tuple(tuple(value_of(item) for _, _, value_of in columns) for item in items),
         caption,
     )
 
 
-def limited_table(
+def _limited_table(
     columns: Columns[_T],
-    row_items: Sequence[_T],
+    items: Sequence[_T],
     top: int,
     nouns: tuple[str, str],
     caption: str = "",
     *,
-    optional_titles: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
-    shown_items = row_items[:top] if top else row_items
-    omitted_count = len(row_items) - len(shown_items)
-    singular, plural = nouns
-    omitted_text = (
-        f"{omitted_count:,} more {singular if omitted_count == 1 else plural}: --top 0 shows all."
-        if omitted_count
-        else ""
-    )
-    return make_table(
-        columns,
-        shown_items,
-        " ".join(filter(None, (caption, omitted_text))),
-        optional_titles=optional_titles,
-    )
+    shown = items[:top] if top else items
+    if omitted := len(items) - len(shown):
+        noun = nouns[0] if omitted == 1 else nouns[1]
+        caption = f"{caption} {omitted:,} more {noun}: --top 0 shows all.".lstrip()
+    return make_table(columns, shown, caption, optional=optional)
 
 
 def share_of(part_ns: float, total_ns: float) -> float:
