@@ -23,10 +23,9 @@ from cudakit.gpu.nvml.readings import (
     FACT_READINGS,
     INSTANCE_READINGS,
     INVALID_ARGUMENT,
+    NAMES,
     NOT_SUPPORTED,
     OLD_MEMORY_READINGS,
-    P2P_STATES,
-    PATHS,
     TELEMETRY_READINGS,
     UNKNOWN,
     Call,
@@ -321,7 +320,7 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     for first_index, second_index in combinations(sorted(handle_by_gpu), 2):
         reader, peer = Reader(lib, handle_by_gpu[first_index]), handle_by_gpu[second_index]
         read, write, nvlink, atomics = (
-            _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, p2p_capability)
+            _call_named(reader, "nvmlDeviceGetP2PStatus", NAMES["p2p"], peer, p2p_capability)
             for p2p_capability in _P2P_CAPABILITIES
         )
         nvlink_count = _count_links_between(
@@ -330,8 +329,8 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
             bus_by_index[first_index],
             bus_by_index[second_index],
         )
-        active_nvlink_count = nvlink_count if nvlink == P2P_STATES[0] else 0
-        path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
+        active_nvlink_count = nvlink_count if nvlink == NAMES["p2p"][0] else 0
+        path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", NAMES["path"], peer)
         yield Link(
             first=first_index,
             second=second_index,

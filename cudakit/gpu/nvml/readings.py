@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import tomllib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 from cudakit.gpu.api.facts import Field
@@ -176,67 +178,22 @@ class Reader:
         return getattr(value.value, _MEMBERS[value.valueType])
 
 
-# --- Names of the values of NVML's enumerations (nvml.h); a value that is not listed is "unknown" ---
+# --- Names of the values of NVML's enumerations ------------------------------------------------------
 
-BRANDS = {
-    1: "Quadro",
-    2: "Tesla",
-    3: "NVS",
-    4: "GRID",
-    5: "GeForce",
-    6: "Titan",
-    7: "vApps",
-    8: "vPC",
-    9: "vCS",
-    10: "vWS",
-    11: "Cloud Gaming",
-    12: "Quadro RTX",
-    13: "NVIDIA RTX",
-    14: "NVIDIA",
-    15: "GeForce RTX",
-    16: "Titan RTX",
+
+# The names of the values by number, by field; a value that is not listed is "unknown".
+NAMES: Mapping[str, Mapping[int, str]] = {
+    field: {int(number): name for number, name in names.items()}
+    for field, names in tomllib.loads(
+        files("cudakit.gpu.nvml").joinpath("names.toml").read_text("utf-8")
+    ).items()
 }
-ARCHITECTURES = {
-    2: "Kepler",
-    3: "Maxwell",
-    4: "Pascal",
-    5: "Volta",
-    6: "Turing",
-    7: "Ampere",
-    8: "Ada",
-    9: "Hopper",
-    10: "Blackwell",
-    13: "Rubin",
-}
-COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
-BUSES = {1: "PCI", 2: "PCIe", 3: "FPCI", 4: "AGP"}
-ADDRESSING_MODES = {0: "none", 1: "HMM", 2: "ATS"}
-VIRTUALIZATION_MODES = {0: "none", 1: "pass-through", 2: "vGPU", 3: "host vGPU", 4: "host vSGA"}
-HOST_VGPU_MODES = {0: "non-SR-IOV", 1: "SR-IOV"}
-OPERATION_MODES = {0: "all on", 1: "compute", 2: "low double precision"}
-FABRIC_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
-POWER_SOURCES = {0: "mains", 1: "battery", 2: "undersized"}
-RECOVERY_ACTIONS = {
-    0: "none",
-    1: "reset the GPU",
-    2: "reboot the machine",
-    3: "drain peer-to-peer",
-    4: "drain and reset",
-    5: "recover the IMEX domain",
-    6: "reset the bus",
-    7: "reboot the system",
-}
-NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-P2P_STATES = {
-    0: "ok",
-    1: "the chipset does not support it",
-    2: "the GPU does not support it",
-    3: "the I/O hub's topology does not support it",
-    4: "disabled by a registry key",
-    5: "not supported",
-}
-# nvmlGpuTopologyLevel_t, abbreviated as in nvidia-smi topo.
-PATHS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
+    """Return a function that converts a number to its name."""
+    return lambda number: names.get(int(number), f"unknown ({number})")
+
 
 # nvmlClocksEventReason*, by bit.
 CLOCK_EVENT_REASONS = {
@@ -250,15 +207,6 @@ CLOCK_EVENT_REASONS = {
     0x80: "hardware power brake slowdown",
     0x100: "display clock setting",
 }
-
-
-def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
-    """Return a function that converts a number to its name."""
-
-    def convert(number: int) -> str:
-        return names.get(int(number), f"unknown ({number})")
-
-    return convert
 
 
 def clock_event_reasons(mask: int) -> tuple[str, ...]:
@@ -309,22 +257,12 @@ _CONVERSION_BY_UNIT: Mapping[str, Convert] = {
     "J": _divide_by_1000,
 }
 _CONVERSION_BY_NAME: Mapping[str, Convert] = {
-    "brand": name_from(BRANDS),
-    "architecture": name_from(ARCHITECTURES),
+    **{field: name_from(names) for field, names in NAMES.items()},
     "compute_capability": lambda pair: f"{pair[0]}.{pair[1]}",
     "board_id": hex,
-    "bus": name_from(BUSES),
     "cpu_affinity": cpu_ranges,
-    "addressing_mode": name_from(ADDRESSING_MODES),
-    "power_source": name_from(POWER_SOURCES),
-    "nvlink_version": name_from(NVLINK_VERSIONS),
-    "fabric_state": name_from(FABRIC_STATES),
     "fabric_cluster_uuid": _cluster_uuid,
     "fabric_health_mask": hex,
-    "compute_mode": name_from(COMPUTE_MODES),
-    "virtualization_mode": name_from(VIRTUALIZATION_MODES),
-    "host_vgpu_mode": name_from(HOST_VGPU_MODES),
-    "operation_mode": name_from(OPERATION_MODES),
     "instance_memory_bytes": lambda size: size * _MIB,
     "clocks_memory_supported_mhz": tuple,
     "clock_event_reasons_supported": clock_event_reasons,
@@ -332,7 +270,6 @@ _CONVERSION_BY_NAME: Mapping[str, Convert] = {
     "clock_event_reasons": clock_event_reasons,
     "nvlink_sent_bytes": lambda size: size * _KIB,
     "nvlink_received_bytes": lambda size: size * _KIB,
-    "recovery_action": name_from(RECOVERY_ACTIONS),
 }
 
 
