@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import index
 
@@ -19,8 +20,8 @@ from cudakit.memory.snapshot import (
     POOL_IDS,
     POOL_NAMES,
     Action,
-    Blocks,
     DeviceTrace,
+    Mask,
     PoolId,
     Snapshot,
     pool_name,
@@ -35,10 +36,8 @@ _POOL_PATTERN = re.compile(r"(?:(?:graph|MemPool) )?(\d+),(\d+)")
 
 def parse_moment(moment: str | int) -> str | int:
     """Return "peak", "end", "oom" or the index of an event. Raises UsageError for another value."""
-    if isinstance(moment, str) and not moment.isdecimal():
-        if moment in _MOMENTS:
-            return moment
-        raise UsageError(f"{moment!r} is not a moment", hint=_MOMENT_HINT)
+    if isinstance(moment, str) and moment in _MOMENTS:
+        return moment
     return _whole_number(moment, "moment", _MOMENT_HINT)
 
 
@@ -46,10 +45,10 @@ def parse_device(device: str | int) -> int:
     """Return the index of a device, or HOST for "host". Raises UsageError for another value."""
     if device == "host":
         return HOST
-    index = device.removeprefix("cuda:") if isinstance(device, str) else device
-    if isinstance(index, str) and not index.isdecimal():
-        index = device  # the error then names the value as it was written
-    return _whole_number(index, "device", "use 0, cuda:0 or host")
+    number = device.removeprefix("cuda:") if isinstance(device, str) else device
+    is_number = not isinstance(number, str) or number.isdecimal()
+    # An error names the value as it was written.
+    return _whole_number(number if is_number else device, "device", "use 0, cuda:0 or host")
 
 
 def parse_stream(stream: str | int) -> int:
@@ -81,14 +80,11 @@ def parse_pool(pool: str | Sequence[int]) -> PoolId:
 
 def _whole_number(value: str | int, noun: str, hint: str) -> int:
     """Return a whole number. Raises UsageError, which says that the value is not a ``noun``."""
-    if isinstance(value, str):
+    with suppress(TypeError):
+        if not isinstance(value, str):
+            return index(value)
         if value.isdecimal():
             return int(value)
-    else:
-        try:
-            return index(value)
-        except TypeError:
-            pass
     raise UsageError(f"{value!r} is not a {noun}", hint=hint)
 
 
@@ -140,27 +136,18 @@ def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:
     return _select_events(trace, keep_event, ~np.isin(trace.segments.pool, other_pools))
 
 
-def _select_events(
-    trace: DeviceTrace,
-    keep_event: np.typing.NDArray[np.bool_],
-    keep_segment: np.typing.NDArray[np.bool_],
-) -> DeviceTrace:
+def _select_events(trace: DeviceTrace, keep_event: Mask, keep_segment: Mask) -> DeviceTrace:
     """Return a trace with the selected segments, in which all other events become Action.UNKNOWN."""
-    actions = np.where(
-        keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
-    ).astype(np.uint8)
+    is_kept = keep_event | (trace.events.action >= Action.SNAPSHOT)
+    actions = np.where(is_kept, trace.events.action, Action.UNKNOWN).astype(np.uint8)
+    blocks = take(trace.blocks, keep_segment[trace.blocks.segment])
+    new_segment_ids = (np.cumsum(keep_segment) - 1).astype(np.int32)
     return replace(
         trace,
         events=replace(trace.events, action=actions),
         segments=take(trace.segments, keep_segment),
-        blocks=_take_blocks(trace.blocks, keep_segment),
+        blocks=replace(blocks, segment=new_segment_ids[blocks.segment]),
     )
-
-
-def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> Blocks:
-    kept_blocks = take(blocks, keep_segment[blocks.segment])
-    new_segment_ids = (np.cumsum(keep_segment) - 1).astype(np.int32)
-    return replace(kept_blocks, segment=new_segment_ids[kept_blocks.segment])
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,33 +164,27 @@ def select_devices(
     snapshots: Sequence[Snapshot], spec: MemorySpec
 ) -> list[tuple[Snapshot, DeviceTrace]]:
     """Return the devices that a MemorySpec selects. Raises UsageError if there are none."""
-    snapshot_trace_pairs = [
-        (snapshot, trace) for snapshot in snapshots for trace in snapshot.devices
-    ]
-    selected_pairs = [
-        snapshot_trace_pair
-        for snapshot_trace_pair in snapshot_trace_pairs
-        if spec.device is None or snapshot_trace_pair[1].device == spec.device
-    ]
-    if not selected_pairs:
-        indices = sorted({trace.device for _, trace in snapshot_trace_pairs})
-        available_devices_text = ", ".join(
-            "host" if device == HOST else str(device) for device in indices
+    pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    selected = [pair for pair in pairs if spec.device is None or pair[1].device == spec.device]
+    if not selected:
+        devices = sorted({trace.device for _, trace in pairs})
+        names = ("host" if device == HOST else str(device) for device in devices)
+        missing_text = "no " + (
+            "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         )
-        selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         raise UsageError(
-            f"no {selected_name} in the snapshots"
+            f"{missing_text} in the snapshots"
             if len(snapshots) > 1
-            else f"{snapshots[0].source}: no {selected_name} in the snapshot",
-            hint=f"devices: {available_devices_text}",
+            else f"{snapshots[0].source}: {missing_text} in the snapshot",
+            hint=f"devices: {', '.join(names)}",
         )
-    return selected_pairs
+    return selected
 
 
-def require_trace(snapshot_trace_pairs: Sequence[tuple[Snapshot, DeviceTrace]]) -> None:
+def require_trace(pairs: Sequence[tuple[Snapshot, DeviceTrace]]) -> None:
     """Raise SnapshotError if none of the traces has an event."""
-    if not any(len(trace.events) for _, trace in snapshot_trace_pairs):
-        snapshot = snapshot_trace_pairs[0][0]
+    if not any(len(trace.events) for _, trace in pairs):
+        snapshot = pairs[0][0]
         raise SnapshotError(
             f"{snapshot.source}: the file has no trace; only its end is known",
             hint=f"show the end, or record a trace: cudakit run --memory, or {snapshot.calls.record_trace}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,41 +30,29 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints, boo
     name, moments, has_end = step_bounds(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
         return f"annotation {name}", moments, has_end
-    marker_events = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
-    if len(marker_events) >= _MIN_STEPS:
-        return "snapshot markers", marker_events, False
-    alloc_events = np.flatnonzero(trace.events.action == Action.ALLOC)
-    loop = find_loop(snapshot, trace.events.stack[alloc_events], _MIN_STEPS)
+    markers = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
+    if len(markers) >= _MIN_STEPS:
+        return "snapshot markers", markers, False
+    allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
+    loop = find_loop(snapshot, trace.events.stack[allocs], _MIN_STEPS)
     if loop is not None:
-        return f"loop at {loop.first_line}", alloc_events[loop.starts], False
-    moments = _period_starts(snapshot, trace)
-    if len(moments) >= _MIN_STEPS:
-        return "repeating allocations", moments, False
+        return f"loop at {loop.first_line}", allocs[loop.starts], False
+    allocs = allocs[-_MAX_ALLOCATIONS:]
+    period = _period(trace.events.stack[allocs])
+    if period and not _is_one_forward_pass(snapshot, trace, allocs, period):
+        # Periods are counted back from the end, because the beginning is warm-up.
+        moments = allocs[np.arange(len(allocs) - 1, -1, -period)[::-1]] + 1
+        if len(moments) >= _MIN_STEPS:
+            return "repeating allocations", moments, False
     return "none", np.zeros(0, np.int64), False
 
 
-def _period_starts(snapshot: Snapshot, trace: DeviceTrace) -> Ints:
-    """Return the moment at which each period of the sequence of allocation stacks starts."""
-    alloc_events = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MAX_ALLOCATIONS:]
-    alloc_stacks = trace.events.stack[alloc_events]
-    period = _period(alloc_stacks)
-    if period == 0 or _is_one_forward_pass(snapshot, trace, alloc_events, period):
-        return np.zeros(0, np.int64)
-    # Periods are counted back from the end, because the beginning is warm-up.
-    period_starts = np.arange(len(alloc_events) - 1, -1, -period)[::-1]
-    return alloc_events[period_starts] + 1
-
-
-def _is_one_forward_pass(
-    snapshot: Snapshot, trace: DeviceTrace, alloc_events: Ints, period: int
-) -> bool:
+def _is_one_forward_pass(snapshot: Snapshot, trace: DeviceTrace, allocs: Ints, period: int) -> bool:
     """Return whether the allocations repeat in the layers of a network, which keep them, and not in steps."""
-    actions = trace.events.action[alloc_events[0] : alloc_events[-1]]
+    actions = trace.events.action[allocs[0] : allocs[-1]]
     freed_count = np.count_nonzero(np.isin(actions, (Action.FREE_COMPLETED, Action.FREE)))
-    keeps_allocations = bool(freed_count < 0.1 * len(alloc_events))
-    return keeps_allocations and is_inside_one_call(
-        snapshot, trace.events.stack[alloc_events[-period:]]
-    )
+    keeps_allocations = bool(freed_count < 0.1 * len(allocs))
+    return keeps_allocations and is_inside_one_call(snapshot, trace.events.stack[allocs[-period:]])
 
 
 def _period(stacks: Ids) -> int:
@@ -71,16 +60,19 @@ def _period(stacks: Ids) -> int:
 
     A period of 1 does not count: a single stack that repeats is a loop that fills a list, not a step.
     """
-    allocation_count = len(stacks)
-    if allocation_count < 2 * _MIN_STEPS or int(stacks.min()) == int(stacks.max()):
+    count = len(stacks)
+    if count < 2 * _MIN_STEPS or int(stacks.min()) == int(stacks.max()):
         return 0
     # A random sign per stack: in the autocorrelation equal stacks add up, and others cancel out.
     signs = np.random.default_rng(0).choice((-1.0, 1.0), int(stacks.max()) + 1)[stacks]
-    spectrum = np.fft.rfft(signs - signs.mean(), 2 * allocation_count)
-    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: allocation_count // _MIN_STEPS]
-    for lag in np.argsort(-correlation[1:], kind="stable")[:32] + 1:
-        if _repeats_at_lag(stacks, int(lag)):
-            period = _shortest_period(stacks, int(lag))
+    spectrum = np.fft.rfft(signs - signs.mean(), 2 * count)
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: count // _MIN_STEPS]
+    for lag in (np.argsort(-correlation[1:], kind="stable")[:32] + 1).tolist():
+        if _repeats_at_lag(stacks, lag):
+            divisors = (divisor for divisor in range(1, min(lag, 64) + 1) if lag % divisor == 0)
+            period: int = min(
+                lag // divisor for divisor in divisors if _repeats_at_lag(stacks, lag // divisor)
+            )
             return period if period > 1 else 0
     return 0
 
@@ -92,15 +84,6 @@ def _repeats_at_lag(stacks: Ids, lag: int) -> bool:
     return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _MIN_REPEATING_SHARE
 
 
-def _shortest_period(stacks: Ids, lag: int) -> int:
-    """Return the shortest divisor of a lag that is a period."""
-    divisors = (divisor for divisor in range(2, min(lag, 64) + 1) if lag % divisor == 0)
-    shorter_periods = [
-        lag // divisor for divisor in divisors if _repeats_at_lag(stacks, lag // divisor)
-    ]
-    return min(shorter_periods, default=lag)
-
-
 def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tuple[str, ...]]:
     """Return the innermost open range at each event, as an index into the returned names; 0 means no range.
 
@@ -108,19 +91,16 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
     """
     index_by_name = {"": 0}
     open_ranges = _OpenRanges()
-    times, innermost_names = [], []
+    times, innermost = [], [0]
     for annotation in _annotations_of(snapshot, trace):
         open_ranges.apply(annotation)
         times.append(annotation.time_us)
-        innermost_names.append(
-            index_by_name.setdefault(open_ranges.innermost_name(), len(index_by_name))
-        )
+        innermost.append(index_by_name.setdefault(open_ranges.innermost_name(), len(index_by_name)))
     if not times or not snapshot.has_times:
         return np.zeros(len(trace.events), np.int32), ("",)
-    range_index = np.searchsorted(
-        np.array(times, np.int64), non_decreasing(trace.events.time_us), side="right"
-    )
-    return np.array([0, *innermost_names], np.int32)[range_index], tuple(index_by_name)
+    event_times = non_decreasing(trace.events.time_us)
+    index = np.searchsorted(np.array(times, np.int64), event_times, side="right")
+    return np.array(innermost, np.int32)[index], tuple(index_by_name)
 
 
 def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> tuple[str, ...]:
@@ -141,11 +121,10 @@ def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> st
     if event_index < 0 or not snapshot.has_times:
         return ""
     time_us = non_decreasing(trace.events.time_us)[event_index]
-    marks = [
-        mark for mark in snapshot.marks if mark.device == trace.device and mark.time_us <= time_us
-    ]
-    marks.sort(key=lambda mark: mark.time_us)
-    return marks[-1].name if marks else ""
+    marks = [mark for mark in snapshot.marks if mark.device == trace.device]
+    earlier_marks = [mark for mark in marks if mark.time_us <= time_us]
+    earlier_marks.sort(key=lambda mark: mark.time_us)
+    return earlier_marks[-1].name if earlier_marks else ""
 
 
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints, bool]:
@@ -161,15 +140,17 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints, bool
     annotations = _annotations_of(snapshot, trace)
     for ranges_by_name in (
         _group_numbered_ranges(annotations),
-        _group_outermost_ranges(annotations),
+        _group_by_name(_outermost_ranges(annotations)),
         _group_by_name(annotations),
     ):
         name = max(ranges_by_name, key=lambda key: len(ranges_by_name[key]), default="")
         ranges = ranges_by_name.get(name, [])
         start_times = [annotation.time_us for annotation in ranges if annotation.is_start]
         if len(start_times) >= _MIN_STEPS:
-            end_times = [] if ranges[-1].is_start else [ranges[-1].time_us]
-            return name, _moments_at(trace, start_times + end_times), bool(end_times)
+            has_end = not ranges[-1].is_start
+            times = start_times + [ranges[-1].time_us] * has_end
+            moments = np.searchsorted(non_decreasing(trace.events.time_us), np.unique(times))
+            return name, np.unique(moments).astype(np.int64), has_end
     return "", np.zeros(0, np.int64), False
 
 
@@ -192,19 +173,16 @@ def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Anno
     }
 
 
-def _group_outermost_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
-    """Group the outermost ranges by name."""
-    ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
+def _outermost_ranges(annotations: list[Annotation]) -> Iterator[Annotation]:
     open_ranges = _OpenRanges()
     for annotation in annotations:
         name_before = open_ranges.outermost_name()
         open_ranges.apply(annotation)
         if name_before in ("", annotation.name):
-            ranges_by_name[annotation.name].append(annotation)
-    return ranges_by_name
+            yield annotation
 
 
-def _group_by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_by_name(annotations: Iterable[Annotation]) -> dict[str, list[Annotation]]:
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     for annotation in annotations:
         ranges_by_name[annotation.name].append(annotation)
@@ -247,13 +225,6 @@ class _OpenRanges:
         while self._numbers_by_age and self._numbers_by_age[0] not in self._name_by_number:
             self._numbers_by_age.popleft()
         return self._name_by_number[self._numbers_by_age[0]] if self._numbers_by_age else ""
-
-
-def _moments_at(trace: DeviceTrace, times: list[int]) -> Ints:
-    distinct_times = np.unique(np.array(times, np.int64))
-    return np.unique(np.searchsorted(non_decreasing(trace.events.time_us), distinct_times)).astype(
-        np.int64
-    )
 
 
 def non_decreasing(time_us: Ints) -> Ints:
@@ -299,42 +270,34 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
     # Frame ids of each call stack by depth: column 0 is the outermost frame; -1 is beyond the innermost one.
     frames = _frames_by_depth(snapshot, distinct_stacks.tolist())
     for depth in range(frames.shape[1]):
-        count_by_stack = np.bincount(stack_rows, minlength=len(frames))
-        function, line_by_stack = _busiest_function(snapshot, frames[:, depth], count_by_stack)
+        counts = np.bincount(stack_rows, minlength=len(frames))
+        function, line_by_stack = _busiest_function(snapshot, frames[:, depth], counts)
         if not function or _is_inner_function(function):
             return None
-        allocation_lines = line_by_stack[stack_rows]
-        is_in_function = allocation_lines >= 0
+        lines = line_by_stack[stack_rows]
+        is_in_function = lines >= 0
         if not is_in_function.any():  # only a damaged file has a frame with a negative line
             return None
-        allocation_indices, stack_rows, allocation_lines = (
-            allocation_indices[is_in_function],
-            stack_rows[is_in_function],
-            allocation_lines[is_in_function],
+        allocation_indices, stack_rows, lines = (
+            array[is_in_function] for array in (allocation_indices, stack_rows, lines)
         )
-        iteration_starts = _iteration_starts(allocation_lines)
-        if len(iteration_starts) >= min_iterations:
+        starts = _iteration_starts(lines)
+        if len(starts) >= min_iterations:
             name, path = function
-            file_name = path.replace(chr(92), "/").rpartition("/")[2]
-            first_line = int(allocation_lines[iteration_starts[0]])
-            return Loop(f"{file_name}:{first_line} {name}", allocation_indices[iteration_starts])
-        allocation_frames = frames[stack_rows, depth]
-        is_in_busiest_frame = allocation_frames == np.bincount(allocation_frames).argmax()
-        allocation_indices, stack_rows = (
-            allocation_indices[is_in_busiest_frame],
-            stack_rows[is_in_busiest_frame],
-        )
+            file_name = path.replace("\\", "/").rpartition("/")[2]
+            return Loop(f"{file_name}:{lines[starts[0]]} {name}", allocation_indices[starts])
+        frame_of_allocation = frames[stack_rows, depth]
+        is_busiest = frame_of_allocation == np.bincount(frame_of_allocation).argmax()
+        allocation_indices, stack_rows = allocation_indices[is_busiest], stack_rows[is_busiest]
     return None
 
 
 def _frames_by_depth(snapshot: Snapshot, stacks: list[int]) -> Ids:
-    outer_first_stacks = [snapshot.stacks[stack_index][::-1][:_MAX_DEPTH] for stack_index in stacks]
-    frame_table = np.full(
-        (len(outer_first_stacks), max(map(len, outer_first_stacks), default=0)), -1, np.int32
-    )
-    for path_row, outer_first_stack in zip(frame_table, outer_first_stacks, strict=True):
-        path_row[: len(outer_first_stack)] = outer_first_stack
-    return frame_table
+    paths = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in stacks]
+    table = np.full((len(paths), max(map(len, paths), default=0)), -1, np.int32)
+    for row, path in zip(table, paths, strict=True):
+        row[: len(path)] = path
+    return table
 
 
 def _busiest_function(
@@ -347,27 +310,22 @@ def _busiest_function(
     """
     n_frames = len(snapshot.frames)
     count_by_frame = np.bincount(frames + 1, weights=count_by_stack, minlength=n_frames + 1)[1:]
-    count_by_function: dict[tuple[str, str], float] = {}
-    used_frames = np.flatnonzero(count_by_frame).tolist()
-    for frame_index in used_frames:
-        function_key = snapshot.frames[frame_index].name, snapshot.frames[frame_index].filename
-        count_by_function[function_key] = count_by_function.get(function_key, 0) + float(
-            count_by_frame[frame_index]
-        )
-    function = max(
-        count_by_function, key=lambda function_key: count_by_function[function_key], default=None
-    )
+    count_by_function: defaultdict[tuple[str, str], float] = defaultdict(float)
+    used_frames = [(index, snapshot.frames[index]) for index in np.flatnonzero(count_by_frame)]
+    for index, frame in used_frames:
+        count_by_function[frame.name, frame.filename] += float(count_by_frame[index])
+    function = max(count_by_function, key=lambda key: count_by_function[key], default=None)
     line_by_frame = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
-    for frame_index in used_frames:
-        if (snapshot.frames[frame_index].name, snapshot.frames[frame_index].filename) == function:
-            line_by_frame[frame_index] = snapshot.frames[frame_index].line
+    for index, frame in used_frames:
+        if (frame.name, frame.filename) == function:
+            line_by_frame[index] = frame.line
     return function, line_by_frame[frames]
 
 
 def is_inside_one_call(snapshot: Snapshot, stacks: Ids) -> bool:
     """Return whether all these call stacks are in one call of a network, a backward pass or an optimizer."""
-    outer_first_stacks = [snapshot.stacks[stack][::-1] for stack in np.unique(stacks).tolist()]
-    for frames in zip(*outer_first_stacks, strict=False):
+    paths = [snapshot.stacks[stack][::-1] for stack in np.unique(stacks).tolist()]
+    for frames in zip(*paths, strict=False):
         if len(set(frames)) > 1:
             return False
         if is_inner_call(snapshot.frames[frames[0]]):

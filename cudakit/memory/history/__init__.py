@@ -59,32 +59,32 @@ class History:
         return int(self.curves.requested.argmax())
 
     def layout_at(self, moment: int) -> Layout:
-        """Return the layout at a moment."""
-        return layout_at(self.segments, self.allocations, moment)
+        """Return the layout at a moment, without allocations outside segments (in inexact traces)."""
+        return _layout_at(self.segments, self.allocations, moment)
 
 
 def reconstruct(snapshot: Snapshot, trace: DeviceTrace) -> History:
     """Reconstruct the history of a device from its trace and final state."""
     segments = segment_history(trace)
-    lifetime_steps = allocation_lifetime_steps(trace.events)
-    matched_lifetimes = match_final_blocks(
-        lifetime_steps, split_into_lifetimes(lifetime_steps), trace.blocks, len(trace.events)
+    steps = allocation_lifetime_steps(trace.events)
+    matched = match_final_blocks(
+        steps, split_into_lifetimes(steps), trace.blocks, len(trace.events)
     )
-    allocations = allocations_of(snapshot, trace, segments, matched_lifetimes)
-    allocations = with_unsplit_sizes(snapshot, segments.plain_segments, allocations)
+    allocations = with_unsplit_sizes(
+        snapshot, segments.plain_segments, allocations_of(snapshot, trace, segments, matched)
+    )
     curves = curves_of(segments, allocations)
+    has_no_earlier = not (allocations.begin == BEFORE_TRACE).any()
     return History(
         segments=segments,
         allocations=allocations,
         curves=curves,
         inconsistencies=replace(
-            matched_lifetimes.counts,
+            matched.counts,
             segments=segments.contradictions,
             over_reserved=int(np.count_nonzero(curves.active > curves.reserved)),
         ),
-        begins_complete=bool(
-            curves.reserved[0] == 0 and not (allocations.begin == BEFORE_TRACE).any()
-        ),
+        begins_complete=bool(curves.reserved[0] == 0 and has_no_earlier),
     )
 
 
@@ -120,47 +120,41 @@ class Layout:
 
 def live_at(allocations: Allocations, moment: int) -> Ints:
     """Return the indices of allocations in use or pending free at a moment, by address."""
-    live_allocations = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
-    return live_allocations[np.argsort(allocations.address[live_allocations], kind="stable")]
+    live = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
+    return live[np.argsort(allocations.address[live], kind="stable")]
 
 
-def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) -> Layout:
-    """Return the layout at a moment, without allocations outside segments (in inexact traces)."""
+def _layout_at(history: SegmentHistory, allocations: Allocations, moment: int) -> Layout:
     segments = history.at(moment)
-    live_allocations = live_at(allocations, moment)
-    addresses, sizes = allocations.address[live_allocations], allocations.size[live_allocations]
-    segment_indices, offsets, is_inside = _positions_in_segments(segments, addresses, sizes)
-    live_allocations, segment_indices, offsets, sizes = (
-        live_allocations[is_inside],
-        segment_indices[is_inside],
-        offsets[is_inside],
-        sizes[is_inside],
-    )
-    segments = _with_kinds(segments, segment_indices, sizes)
-    free_block_segment, free_block_offset, free_block_size = _free_blocks(
-        segments, segment_indices, offsets, sizes
-    )
+    live = live_at(allocations, moment)
+    sizes = allocations.size[live]
+    segment, offset, is_inside = _places(segments, allocations.address[live], sizes)
+    live, segment, offset, sizes = (array[is_inside] for array in (live, segment, offset, sizes))
+    # Unknown kinds of expandable segments follow from the sizes of their blocks.
+    kinds = segments.kind.copy()
+    is_unknown = segments.expandable[segment] & (kinds[segment] == SegmentKind.UNKNOWN)
+    is_small = sizes[is_unknown] <= MAX_SMALL_BYTES
+    kinds[segment[is_unknown]] = np.where(is_small, SegmentKind.SMALL, SegmentKind.LARGE)
+    free_segment, free_offset, free_size = _free_blocks(segments.size, segment, offset, sizes)
     return Layout(
-        segments=segments,
-        allocation=live_allocations,
-        block_segment=segment_indices,
-        block_offset=offsets,
+        segments=replace(segments, kind=kinds),
+        allocation=live,
+        block_segment=segment,
+        block_offset=offset,
         block_size=sizes,
-        block_requested=allocations.requested[live_allocations],
-        block_pending=allocations.free_request[live_allocations] < moment,
-        free_block_segment=free_block_segment,
-        free_block_offset=free_block_offset,
-        free_block_size=free_block_size,
+        block_requested=allocations.requested[live],
+        block_pending=allocations.free_request[live] < moment,
+        free_block_segment=free_segment,
+        free_block_offset=free_offset,
+        free_block_size=free_size,
     )
 
 
-def _positions_in_segments(
-    segments: SegmentLifetimes, address: Addresses, size: Ints
-) -> tuple[Ints, Ints, Mask]:
+def _places(segments: SegmentLifetimes, address: Addresses, size: Ints) -> tuple[Ints, Ints, Mask]:
     """Return the segment of each block, its offset in bytes, and whether it lies inside the segment."""
     if not len(segments):
-        zero_offsets = np.zeros(len(address), np.int64)
-        return zero_offsets, zero_offsets, np.zeros(len(address), np.bool_)
+        zeros = np.zeros(len(address), np.int64)
+        return zeros, zeros, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
     # Offsets are unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
@@ -169,38 +163,25 @@ def _positions_in_segments(
     return segment, offset.astype(np.int64), is_inside
 
 
-def _with_kinds(segments: SegmentLifetimes, segment: Ints, size: Ints) -> SegmentLifetimes:
-    """Set unknown kinds of expandable segments according to the sizes of their blocks."""
-    kinds = segments.kind.copy()
-    is_unknown = segments.expandable[segment] & (kinds[segment] == SegmentKind.UNKNOWN)
-    is_small = size[is_unknown] <= MAX_SMALL_BYTES
-    kinds[segment[is_unknown]] = np.where(is_small, SegmentKind.SMALL, SegmentKind.LARGE)
-    return replace(segments, kind=kinds)
-
-
 def _free_blocks(
-    segments: SegmentLifetimes, segment: Ints, offset: Ints, size: Ints
+    segment_sizes: Ints, segment: Ints, offset: Ints, size: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Return the free blocks: the gaps before each block, and after the last block of each segment."""
-    n_segments = len(segments)
-    segment_index = np.arange(n_segments, dtype=np.int64)
     # Each segment gets an empty block at its end, so that every gap is followed by a block.
-    all_segments = np.concatenate((segment, segment_index))
-    all_offsets = np.concatenate((offset, segments.size))
-    all_ends = np.concatenate((offset + size, segments.size))
-    offset_order = np.lexsort((all_offsets, all_segments))
-    all_segments, all_offsets = all_segments[offset_order], all_offsets[offset_order]
-    previous_end = np.zeros(len(offset_order), np.int64)
-    previous_end[1:] = np.where(
-        all_segments[1:] == all_segments[:-1], all_ends[offset_order][:-1], 0
-    )
-    gap_bytes = all_offsets - previous_end
-    is_free = gap_bytes > 0
-    return all_segments[is_free], previous_end[is_free], gap_bytes[is_free]
+    segments = np.concatenate((segment, np.arange(len(segment_sizes))))
+    offsets = np.concatenate((offset, segment_sizes))
+    ends = np.concatenate((offset + size, segment_sizes))
+    order = np.lexsort((offsets, segments))
+    segments, offsets, ends = segments[order], offsets[order], ends[order]
+    previous_end = np.zeros(len(order), np.int64)
+    previous_end[1:] = np.where(segments[1:] == segments[:-1], ends[:-1], 0)
+    gaps = offsets - previous_end
+    is_free = gaps > 0
+    return segments[is_free], previous_end[is_free], gaps[is_free]
 
 
-def _sum_by(segment_index: Ints, size_bytes: Ints, n_segments: int) -> Ints:
-    return np.bincount(segment_index, weights=size_bytes, minlength=n_segments).astype(np.int64)
+def _sum_by(segment: Ints, sizes: Ints, n_segments: int) -> Ints:
+    return np.bincount(segment, weights=sizes, minlength=n_segments).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

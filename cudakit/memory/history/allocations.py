@@ -55,60 +55,45 @@ def allocations_of(
     snapshot: Snapshot,
     trace: DeviceTrace,
     segments: SegmentHistory,
-    matched_lifetimes: MatchedLifetimes,
+    matched: MatchedLifetimes,
 ) -> Allocations:
     """Return the allocation of each lifetime; sizes of freed blocks are the rounded requests."""
     events, blocks = trace.events, trace.blocks
-    has_event = matched_lifetimes.source >= 0
-    has_final_block = matched_lifetimes.block >= 0
-    source_events = matched_lifetimes.source[has_event]
-    final_blocks = matched_lifetimes.block[has_final_block]
-    stream_ids = np.zeros(len(matched_lifetimes.address), np.int32)
-    stack_ids = np.zeros(len(matched_lifetimes.address), np.int32)
-    stream_ids[has_final_block] = trace.segments.stream[blocks.segment[final_blocks]]
-    stream_ids[has_event] = events.stream[source_events]
+    has_event, has_block = matched.source >= 0, matched.block >= 0
+    source, block = matched.source[has_event], matched.block[has_block]
+    streams, stacks = np.zeros((2, len(matched.address)), np.int32)
+    streams[has_block] = trace.segments.stream[blocks.segment[block]]
+    streams[has_event] = events.stream[source]
     # For an allocation from before the trace, the trace has only the free and the call stack of the free.
-    is_allocation = events.action[source_events] == Action.ALLOC
-    stack_ids[has_event] = np.where(is_allocation, events.stack[source_events], 0)
+    is_allocation = events.action[source] == Action.ALLOC
+    stacks[has_event] = np.where(is_allocation, events.stack[source], 0)
     # With context="state" only the final blocks have stacks.
-    final_stack_ids = blocks.stack[final_blocks]
-    stack_ids[has_final_block] = np.where(
-        (stack_ids[has_final_block] == 0) | (final_stack_ids != 0),
-        final_stack_ids,
-        stack_ids[has_final_block],
+    final_stacks = blocks.stack[block]
+    stacks[has_block] = np.where(final_stacks != 0, final_stacks, stacks[has_block])
+    requested = matched.requested.copy()
+    requested[has_block] = blocks.requested[block]
+    sizes = rounded_array(requested, recorded_divisions(snapshot.settings))
+    sizes[has_block] = blocks.size[block]
+    # The pool is recorded by the event (torch 2.12), else by the segment.
+    pools = segments.pool_at(
+        matched.address, np.where(has_event, matched.source, len(trace.events))
     )
-    requested_bytes = matched_lifetimes.requested.copy()
-    requested_bytes[has_final_block] = blocks.requested[final_blocks]
-    block_bytes = rounded_array(requested_bytes, recorded_divisions(snapshot.settings))
-    block_bytes[has_final_block] = blocks.size[final_blocks]
+    recorded_pools = events.pool[source]
+    pools[has_event] = np.where(recorded_pools >= 0, recorded_pools, pools[has_event])
     return Allocations(
-        address=matched_lifetimes.address,
-        requested=requested_bytes,
-        size=block_bytes,
-        size_known=has_final_block,
-        begin=matched_lifetimes.begin,
-        free_request=matched_lifetimes.free_request,
-        end=matched_lifetimes.end,
-        stream=stream_ids,
-        pool=_pools(trace, segments, matched_lifetimes),
-        stack=stack_ids,
-        source=matched_lifetimes.source,
-        live_block=matched_lifetimes.block,
+        address=matched.address,
+        requested=requested,
+        size=sizes,
+        size_known=has_block,
+        begin=matched.begin,
+        free_request=matched.free_request,
+        end=matched.end,
+        stream=streams,
+        pool=pools,
+        stack=stacks,
+        source=matched.source,
+        live_block=matched.block,
     )
-
-
-def _pools(
-    trace: DeviceTrace, segments: SegmentHistory, matched_lifetimes: MatchedLifetimes
-) -> Ids:
-    """Return the pool of each allocation: recorded by its event (torch 2.12), else by its segment."""
-    has_event = matched_lifetimes.source >= 0
-    events = np.where(has_event, matched_lifetimes.source, len(trace.events))
-    pool_ids = segments.pool_at(matched_lifetimes.address, events)
-    recorded_pool_ids = trace.events.pool[matched_lifetimes.source[has_event]]
-    pool_ids[np.flatnonzero(has_event)[recorded_pool_ids >= 0]] = recorded_pool_ids[
-        recorded_pool_ids >= 0
-    ]
-    return pool_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +109,24 @@ class Curves:
 def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
     """Return the curves of all allocations and segments."""
     n_events = len(segments.reserved) - 1
-    begin_events, request_events, end_events = (
-        allocations.begin,
-        allocations.free_request,
-        allocations.end,
-    )
+    begin, request, end = allocations.begin, allocations.free_request, allocations.end
     return Curves(
-        requested=_sum_of_intervals(n_events, begin_events, end_events, allocations.requested),
-        allocated=_sum_of_intervals(n_events, begin_events, request_events, allocations.size),
-        active=_sum_of_intervals(n_events, begin_events, end_events, allocations.size),
+        requested=_sum_of_intervals(n_events, begin, end, allocations.requested),
+        allocated=_sum_of_intervals(n_events, begin, request, allocations.size),
+        active=_sum_of_intervals(n_events, begin, end, allocations.size),
         reserved=segments.reserved,
     )
 
 
-def _sum_of_intervals(
-    n_events: int, begin_events: Ints, end_events: Ints, size_bytes: Ints
-) -> Ints:
-    """Return the sum of the amounts whose interval contains each moment.
+def _sum_of_intervals(n_events: int, begin: Ints, end: Ints, sizes: Ints) -> Ints:
+    """Return the sum of the sizes whose interval contains each moment.
 
-    An interval includes the moments from after event ``begin_events`` to before event ``end_events``.
+    An interval includes the moments from after event ``begin`` to before event ``end``.
     """
-    change_bytes = np.bincount(begin_events + 1, weights=size_bytes, minlength=n_events + 2)
-    change_bytes -= np.bincount(end_events + 1, weights=size_bytes, minlength=n_events + 2)
+    changes = np.bincount(begin + 1, weights=sizes, minlength=n_events + 2)
+    changes -= np.bincount(end + 1, weights=sizes, minlength=n_events + 2)
     # Sums of bytes stay below 2**53, where float64 is exact.
-    return np.cumsum(change_bytes[: n_events + 1]).astype(np.int64)
+    return np.cumsum(changes[: n_events + 1]).astype(np.int64)
 
 
 # --- The sizes of large blocks, which files record for the final state only ------------------------
@@ -163,19 +142,19 @@ def with_unsplit_sizes(
     if snapshot.settings.get("expandable_segments") is True:
         return allocations  # the allocator then splits every remainder (``should_split``)
     other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
-    large_block_indices = np.flatnonzero(
+    is_large = (
         (allocations.size > MAX_SMALL_BYTES)
         & _in_segments(allocations.address, segments)
         & ~np.isin(allocations.pool, other_pools)
     )
-    if allocations.size_known[large_block_indices].all():
+    large = take(allocations, is_large)
+    if large.size_known.all():
         return allocations
-    large_blocks = take(allocations, large_block_indices)
     unsplit_sizes = _unsplit_sizes(
-        large_blocks, segments, max_split_bytes=recorded_max_split(snapshot.settings)
+        large, segments, max_split_bytes=recorded_max_split(snapshot.settings)
     )
     sizes = allocations.size.copy()
-    sizes[large_block_indices] = np.where(large_blocks.size_known, large_blocks.size, unsplit_sizes)
+    sizes[is_large] = np.where(large.size_known, large.size, unsplit_sizes)
     return replace(allocations, size=sizes)
 
 
@@ -201,41 +180,38 @@ def _unsplit_sizes(
     """
     # Start addresses of blocks in use, and end addresses of segments, ascending.
     boundaries: list[int] = []
-    sizes = blocks.size.tolist()
-    addresses = blocks.address.tolist()
+    sizes, addresses = blocks.size.tolist(), blocks.address.tolist()
     segment_ends = (segments.address + segments.size.astype(np.uint64)).tolist()
-    n_blocks = len(blocks)
-    for item_index, is_begin in _begins_and_ends(blocks, segments):
-        boundary = (
-            addresses[item_index] if item_index < n_blocks else segment_ends[item_index - n_blocks]
-        )
+    for item, is_begin in _begins_and_ends(blocks, segments):
+        is_block = item < len(blocks)
+        boundary = addresses[item] if is_block else segment_ends[item - len(blocks)]
         index = bisect_left(boundaries, boundary)
         if not is_begin:
             if index < len(boundaries) and boundaries[index] == boundary:
                 del boundaries[index]
             continue
-        if item_index < n_blocks:
-            block_end = boundary + sizes[item_index]
+        if is_block:
+            block_end = boundary + sizes[item]
             next_index = bisect_left(boundaries, block_end, index)
             if next_index < len(boundaries):
                 gap_bytes = boundaries[next_index] - block_end
-                if 0 < gap_bytes <= MAX_SMALL_BYTES or sizes[item_index] >= max_split_bytes:
-                    sizes[item_index] += gap_bytes
+                if 0 < gap_bytes <= MAX_SMALL_BYTES or sizes[item] >= max_split_bytes:
+                    sizes[item] += gap_bytes
         boundaries.insert(index, boundary)
     return _extend_blocks_before_trace(blocks, np.array(sizes, np.int64))
 
 
 def _extend_blocks_before_trace(blocks: Allocations, sizes: Ints) -> Ints:
     """Extend each block from before the trace to a block allocated later, up to 1 MiB behind its end."""
-    address_order = np.argsort(blocks.address, kind="stable")
-    address, begin_event = blocks.address[address_order], blocks.begin[address_order]
-    for block_index in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
-        end_address = int(blocks.address[block_index]) + int(sizes[block_index])
+    order = np.argsort(blocks.address, kind="stable")
+    addresses, begins = blocks.address[order], blocks.begin[order]
+    for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
+        end_address = int(blocks.address[block]) + int(sizes[block])
         window = np.array([end_address, end_address + MAX_SMALL_BYTES + 1], np.uint64)
-        first_index, end_index = np.searchsorted(address, window).tolist()
-        later_blocks = np.flatnonzero(begin_event[first_index:end_index] < blocks.end[block_index])
-        if len(later_blocks):
-            sizes[block_index] += int(address[first_index + later_blocks[0]]) - end_address
+        first, end = np.searchsorted(addresses, window).tolist()
+        later = np.flatnonzero(begins[first:end] < blocks.end[block])
+        if len(later):
+            sizes[block] += int(addresses[first + later[0]]) - end_address
     return sizes
 
 
@@ -244,16 +220,11 @@ def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterato
 
     Indices of segments follow those of blocks.
     """
-    begin_events = np.concatenate((blocks.begin, segments.begin))
-    end_events = np.concatenate((blocks.end, segments.end))
-    lifetime_count = len(begin_events)
+    begins = np.concatenate((blocks.begin, segments.begin))
+    ends = np.concatenate((blocks.end, segments.end))
     # Keys are twice the event index, plus 1 for begins: at one event, ends come before begins. For equal
     # keys, segments come before blocks.
-    sort_keys = np.concatenate((2 * begin_events + 1, 2 * end_events))
-    is_block = np.arange(lifetime_count) < len(blocks)
-    event_order = np.lexsort((np.concatenate((is_block, is_block)), sort_keys))
-    return zip(
-        (event_order % lifetime_count).tolist(),
-        (event_order < lifetime_count).tolist(),
-        strict=True,
-    )
+    keys = np.concatenate((2 * begins + 1, 2 * ends))
+    is_block = np.arange(len(begins)) < len(blocks)
+    order = np.lexsort((np.concatenate((is_block, is_block)), keys))
+    return zip((order % len(begins)).tolist(), (order < len(begins)).tolist(), strict=True)

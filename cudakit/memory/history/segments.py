@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from cudakit.memory.history.lifetimes import (
     NO_STEP,
     Lifetimes,
     LifetimeSteps,
+    final_index,
     sorted_by_address,
     split_into_lifetimes,
 )
@@ -83,159 +85,124 @@ class SegmentHistory:
 
         The pool of a segment that is not in the final state is unknown and counts as the default pool.
         """
-        final_segments = self.final_segments
-        if not len(final_segments):
+        final = self.final_segments
+        if not len(final):
             return np.zeros(len(addresses), np.int32)
-        segment_indices = np.maximum(
-            np.searchsorted(final_segments.address, addresses, side="right") - 1, 0
-        )
+        index = np.maximum(np.searchsorted(final.address, addresses, side="right") - 1, 0)
+        begin_addresses = final.address[index]
         is_inside = (
-            (addresses >= final_segments.address[segment_indices])
-            & (
-                addresses - final_segments.address[segment_indices]
-                < final_segments.size[segment_indices].astype(np.uint64)
-            )
-            & (events >= self.final_begin[segment_indices])
+            (addresses >= begin_addresses)
+            & (addresses - begin_addresses < final.size[index].astype(np.uint64))
+            & (events >= self.final_begin[index])
         )
-        return np.where(is_inside, final_segments.pool[segment_indices], 0).astype(np.int32)
+        return np.where(is_inside, final.pool[index], 0).astype(np.int32)
 
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:
     """Return the lifetimes of all segments of a trace."""
-    steps = _segment_lifetime_steps(trace)
+    events, segments = trace.events, trace.segments
+    codes = np.full(len(events), NO_STEP, np.uint8)
+    codes[events.action == Action.SEGMENT_ALLOC] = BEGIN
+    codes[events.action == Action.SEGMENT_FREE] = COMPLETE
+    rows = np.flatnonzero(codes != NO_STEP)
+    steps = sorted_by_address(rows, events.address[rows], codes[rows], events.size[rows])
     lifetimes = split_into_lifetimes(steps)
-    final_indices = _final_segment_of(trace.segments, steps, lifetimes)
-    final_begin_events = np.full(len(trace.segments), BEFORE_TRACE, np.int64)
-    final_begin_events[final_indices[final_indices >= 0]] = lifetimes.begin[final_indices >= 0]
-    range_lifetimes, contradictions = mapped_ranges(trace)
+    # The final segment of each lifetime; -1 if the segment was released.
+    plain = np.flatnonzero(~segments.expandable)
+    final = final_index(lifetimes, segments.address[plain])
+    lasts = final >= 0
+    final[lasts] = plain[final[lasts]]
+    final_begin = np.full(len(segments), BEFORE_TRACE, np.int64)
+    final_begin[final[lasts]] = lifetimes.begin[lasts]
+    ranges, contradiction_count = mapped_ranges(trace)
     return SegmentHistory(
-        final_segments=trace.segments,
-        final_begin=final_begin_events,
-        plain_segments=_plain_segments(trace, steps, lifetimes, final_indices),
-        mapped_ranges=_lifetimes_of(range_lifetimes),
+        final_segments=segments,
+        final_begin=final_begin,
+        plain_segments=_plain_segments(trace, steps, lifetimes, final),
+        mapped_ranges=_lifetimes_of(ranges),
         reserved=_reserved_curve(trace),
-        contradictions=contradictions
-        + _contradiction_count(trace.segments, steps, lifetimes, final_indices),
+        contradictions=contradiction_count
+        + _contradiction_count(segments, steps, lifetimes, final),
     )
-
-
-def _segment_lifetime_steps(trace: DeviceTrace) -> LifetimeSteps:
-    events = trace.events
-    step_codes = np.full(len(events), NO_STEP, np.uint8)
-    step_codes[events.action == Action.SEGMENT_ALLOC] = BEGIN
-    step_codes[events.action == Action.SEGMENT_FREE] = COMPLETE
-    step_events = np.flatnonzero(step_codes != NO_STEP)
-    return sorted_by_address(
-        step_events, events.address[step_events], step_codes[step_events], events.size[step_events]
-    )
-
-
-def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes) -> Ints:
-    """Return the final segment of each lifetime; -1 if the segment was released."""
-    plain_segments = np.flatnonzero(~segments.expandable)
-    final_addresses = segments.address[plain_segments]
-    final_indices = np.full(len(lifetimes.first), -1, np.int64)
-    if len(plain_segments):
-        addresses = steps.address[lifetimes.first]
-        nearest_indices = np.minimum(
-            np.searchsorted(final_addresses, addresses), len(plain_segments) - 1
-        )
-        is_alive = (
-            lifetimes.is_newest
-            & (lifetimes.complete < 0)
-            & (final_addresses[nearest_indices] == addresses)
-        )
-        final_indices[is_alive] = plain_segments[nearest_indices[is_alive]]
-    return final_indices
 
 
 def _plain_segments(
-    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final_indices: Ints
+    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
 ) -> SegmentLifetimes:
     """Return the lifetimes of all segments that are not expandable."""
     events, segments, n_events = trace.events, trace.segments, len(trace.events)
-    source_events = steps.event[lifetimes.first]
+    source = steps.event[lifetimes.first]
     sizes = steps.size[lifetimes.first]
-    lasts_to_end = final_indices >= 0
-    pool_ids = np.where(events.pool[source_events] >= 0, events.pool[source_events], 0)
-    pool_ids[lasts_to_end] = segments.pool[final_indices[lasts_to_end]]
+    lasts = final >= 0
+    pools = np.maximum(events.pool[source], 0)
+    pools[lasts] = segments.pool[final[lasts]]
     # Only the small pool has segments of this size.
-    kinds = np.where(sizes == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
-    kinds[lasts_to_end] = segments.kind[final_indices[lasts_to_end]]
-    traced_segments = SegmentLifetimes(
-        address=steps.address[lifetimes.first],
+    kinds = np.where(sizes == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE).astype(np.uint8)
+    kinds[lasts] = segments.kind[final[lasts]]
+    traced = SegmentLifetimes(
+        address=lifetimes.address,
         size=sizes,
-        stream=events.stream[source_events],
-        pool=pool_ids.astype(np.int32),
-        kind=kinds.astype(np.uint8),
+        stream=events.stream[source],
+        pool=pools,
+        kind=kinds,
         expandable=np.zeros(len(sizes), np.bool_),
         begin=lifetimes.begin,
         end=np.where(lifetimes.complete >= 0, lifetimes.complete, n_events),
     )
-    untraced_segments = np.setdiff1d(np.flatnonzero(~segments.expandable), final_indices)
-    return _merged_by_address(
-        traced_segments, take(_final_lifetimes(segments, n_events), untraced_segments)
+    # Segments without an event last from before the trace to its end.
+    rest = take(segments, np.setdiff1d(np.flatnonzero(~segments.expandable), final))
+    untraced = SegmentLifetimes(
+        address=rest.address,
+        size=rest.size,
+        stream=rest.stream,
+        pool=rest.pool,
+        kind=rest.kind,
+        expandable=rest.expandable,
+        begin=np.full(len(rest), BEFORE_TRACE, np.int64),
+        end=np.full(len(rest), n_events, np.int64),
     )
-
-
-def _final_lifetimes(segments: Segments, n_events: int) -> SegmentLifetimes:
-    """Return the segments of the final state, with lifetimes from before the trace to its end."""
-    return SegmentLifetimes(
-        address=segments.address,
-        size=segments.size,
-        stream=segments.stream,
-        pool=segments.pool,
-        kind=segments.kind,
-        expandable=segments.expandable,
-        begin=np.full(len(segments), BEFORE_TRACE, np.int64),
-        end=np.full(len(segments), n_events, np.int64),
-    )
+    return _merged_by_address(traced, untraced)
 
 
 def _contradiction_count(
-    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_indices: Ints
+    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
-    is_repeated_allocation = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
+    is_repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
         (lifetimes.complete < 0) & ~lifetimes.is_newest
     )
-    exists_at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
+    exists_at_end = np.isin(lifetimes.address, segments.address[~segments.expandable])
     differs_at_end = lifetimes.is_newest & (exists_at_end != (lifetimes.complete < 0))
-    is_resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
-    is_resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
-    lasts_to_end = final_indices >= 0
-    is_resized[lasts_to_end] = (
-        steps.size[lifetimes.first[lasts_to_end]] != segments.size[final_indices[lasts_to_end]]
-    )
-    return int(
-        sum(np.count_nonzero(mask) for mask in (is_repeated_allocation, differs_at_end, is_resized))
-    )
+    first_sizes, last_sizes = steps.size[lifetimes.first], steps.size[lifetimes.last]
+    is_resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0) & (first_sizes != last_sizes)
+    lasts = final >= 0
+    is_resized[lasts] = first_sizes[lasts] != segments.size[final[lasts]]
+    return sum(map(int, map(np.count_nonzero, (is_repeated, differs_at_end, is_resized))))
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:
     """Return the reserved bytes at every moment, computed back from the final state."""
     actions, sizes = trace.events.action, trace.events.size
-    is_growth = (actions == Action.SEGMENT_ALLOC) | (actions == Action.SEGMENT_MAP)
-    is_shrinkage = (actions == Action.SEGMENT_FREE) | (actions == Action.SEGMENT_UNMAP)
-    n_events = len(actions)
-    reserved_bytes = np.zeros(n_events + 1, np.int64)
-    np.cumsum(
-        np.where(is_growth, sizes, 0) - np.where(is_shrinkage, sizes, 0), out=reserved_bytes[1:]
-    )
-    reserved_bytes += int(trace.segments.size.sum()) - reserved_bytes[n_events]
+    changes = np.where(np.isin(actions, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)), sizes, 0)
+    changes -= np.where(np.isin(actions, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)), sizes, 0)
+    reserved_bytes: Ints = np.append(0, np.cumsum(changes))
+    reserved_bytes += int(trace.segments.size.sum()) - reserved_bytes[-1]
     return reserved_bytes
 
 
 def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
+    address, size, stream, pool, kind, begin, end = (
+        zip(*ranges, strict=True) if ranges else [()] * 7
+    )
     return SegmentLifetimes(
-        address=np.array([mapped_range.address for mapped_range in ranges], np.uint64),
-        size=np.array([mapped_range.size for mapped_range in ranges], np.int64),
-        stream=np.array([mapped_range.stream for mapped_range in ranges], np.int32),
-        pool=np.array([mapped_range.pool for mapped_range in ranges], np.int32),
-        kind=np.array([mapped_range.kind for mapped_range in ranges], np.uint8),
+        address=np.array(address, np.uint64),
+        size=np.array(size, np.int64),
+        stream=np.array(stream, np.int32),
+        pool=np.array(pool, np.int32),
+        kind=np.array(kind, np.uint8),
         expandable=np.ones(len(ranges), np.bool_),
-        begin=np.array([mapped_range.begin for mapped_range in ranges], np.int64),
-        end=np.array([mapped_range.end for mapped_range in ranges], np.int64),
+        begin=np.array(begin, np.int64),
+        end=np.array(end, np.int64),
     )
 
 
@@ -244,33 +211,29 @@ def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     ranges = take(ranges, np.argsort(ranges.address, kind="stable"))
     if not len(ranges):
         return ranges
-    end_addresses = ranges.address + ranges.size.astype(np.uint64)
-    first_indices = np.flatnonzero(np.append(True, ~_continues_previous(ranges, end_addresses)))
-    last_indices = np.append(first_indices[1:], len(ranges)) - 1
-    joined_ranges = take(ranges, first_indices)
+    ends = ranges.address + ranges.size.astype(np.uint64)
+    is_adjacent = (ranges.address[1:] == ends[:-1]) & (ranges.stream[1:] == ranges.stream[:-1])
+    continues = is_adjacent & _agree(ranges.pool, UNKNOWN_POOL)
+    continues &= _agree(ranges.kind, SegmentKind.UNKNOWN)
+    first = np.flatnonzero(np.append(True, ~continues))
+    last = np.append(first[1:], len(ranges)) - 1
+    joined = take(ranges, first)
     return replace(
-        joined_ranges,
-        size=(end_addresses[last_indices] - joined_ranges.address).astype(np.int64),
+        joined,
+        size=(ends[last] - joined.address).astype(np.int64),
         # A pool or kind that is known for one of the joined ranges applies to the whole joined range. The
         # code of an unknown pool is lower than all other codes; the code of an unknown kind is higher than
         # all others.
-        pool=np.maximum(np.maximum.reduceat(ranges.pool, first_indices), 0),
-        kind=np.minimum.reduceat(ranges.kind, first_indices),
+        pool=np.maximum(np.maximum.reduceat(ranges.pool, first), 0),
+        kind=np.minimum.reduceat(ranges.kind, first),
     )
 
 
-def _continues_previous(ranges: SegmentLifetimes, end_addresses: Addresses) -> Mask:
-    """Return for each range but the first whether it is joined with the previous range."""
-    pool_ids, kinds = ranges.pool, ranges.kind
-    has_same_pool = pool_ids[1:] == pool_ids[:-1]
-    has_same_pool |= (pool_ids[1:] == UNKNOWN_POOL) | (pool_ids[:-1] == UNKNOWN_POOL)
-    has_same_kind = kinds[1:] == kinds[:-1]
-    has_same_kind |= (kinds[1:] == SegmentKind.UNKNOWN) | (kinds[:-1] == SegmentKind.UNKNOWN)
-    is_adjacent = (ranges.address[1:] == end_addresses[:-1]) & (
-        ranges.stream[1:] == ranges.stream[:-1]
-    )
-    is_continuation: Mask = is_adjacent & has_same_pool & has_same_kind
-    return is_continuation
+def _agree(codes: Ids | Codes, unknown: int) -> Mask:
+    """Return for each item but the first whether it can be equal to the previous one."""
+    before, after = codes[:-1], codes[1:]
+    agrees: Mask = (before == after) | (before == unknown) | (after == unknown)
+    return agrees
 
 
 def _merged_by_address(
@@ -294,8 +257,7 @@ _ADDRESS_SPACE_BYTES = 1 << 64
 UNKNOWN_POOL = -1  # pool of a range whose event does not record a pool
 
 
-@dataclass(frozen=True, slots=True)
-class MappedRange:
+class MappedRange(NamedTuple):
     """One lifetime of a mapped range, with the fields of SegmentLifetimes."""
 
     address: int
@@ -313,11 +275,10 @@ class MappedRange:
 
     def within(self, begin_address: int, end_address: int) -> MappedRange:
         """Return the part of the range between two addresses."""
-        begin_address, end_address = (
-            max(begin_address, self.address),
-            min(end_address, self.end_address),
+        begin_address = max(begin_address, self.address)
+        return self._replace(
+            address=begin_address, size=min(end_address, self.end_address) - begin_address
         )
-        return replace(self, address=begin_address, size=end_address - begin_address)
 
 
 def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
@@ -326,37 +287,29 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     The pool is UNKNOWN_POOL if neither an event nor the final state names it.
     """
     events, n_events = trace.events, len(trace.events)
-    backward_walk = _BackwardWalk(_final_ranges(trace))
+    walk = _BackwardWalk()
+    final = take(trace.segments, trace.segments.expandable & (trace.segments.size > 0))
+    columns = (final.address, final.size, final.stream, final.pool, final.kind)
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        walk.undo_unmap(_mapped_range(*row, BEFORE_TRACE, n_events))
     is_map = events.action == Action.SEGMENT_MAP
-    change_events = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
-    for event_index, is_mapping, address, size_bytes, stream, pool in zip(
-        change_events.tolist(),
-        is_map[change_events].tolist(),
-        events.address[change_events].tolist(),
-        events.size[change_events].tolist(),
-        events.stream[change_events].tolist(),
-        events.pool[change_events].tolist(),
-        strict=True,
+    changes = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
+    columns = (
+        changes,
+        is_map[changes],
+        *(column[changes] for column in (events.address, events.size, events.stream, events.pool)),
+    )
+    for event, is_mapping, address, size, stream, pool in zip(
+        *(column.tolist() for column in columns), strict=True
     ):
         if is_mapping:
-            kind = SegmentKind.SMALL if size_bytes == _SMALL_PAGE_BYTES else SegmentKind.LARGE
-            backward_walk.undo_map(
-                _mapped_range(address, size_bytes, stream, pool, kind, event_index, n_events)
-            )
+            kind = SegmentKind.SMALL if size == _SMALL_PAGE_BYTES else SegmentKind.LARGE
+            walk.undo_map(_mapped_range(address, size, stream, pool, kind, event, n_events))
         else:
-            kind = SegmentKind.SMALL if size_bytes < _LARGE_PAGE_BYTES else SegmentKind.UNKNOWN
-            backward_walk.undo_unmap(
-                _mapped_range(address, size_bytes, stream, pool, kind, BEFORE_TRACE, event_index)
-            )
-    return backward_walk.lifetimes(), backward_walk.contradiction_count
-
-
-def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
-    segments, n_events = trace.segments, len(trace.events)
-    is_expandable = segments.expandable & (segments.size > 0)
-    column_names = ("address", "size", "stream", "pool", "kind")
-    columns = (getattr(segments, name)[is_expandable].tolist() for name in column_names)
-    return (_mapped_range(*row, BEFORE_TRACE, n_events) for row in zip(*columns, strict=True))
+            kind = SegmentKind.SMALL if size < _LARGE_PAGE_BYTES else SegmentKind.UNKNOWN
+            walk.undo_unmap(_mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
+    # Ranges that are still mapped began before the trace.
+    return [*walk.ended_ranges, *walk.mapped_ranges], walk.contradiction_count
 
 
 def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
@@ -367,70 +320,48 @@ def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
 class _BackwardWalk:
     """The mapped ranges at the current moment of the backward walk, and the lifetimes found so far."""
 
-    def __init__(self, final_ranges: Iterable[MappedRange]) -> None:
+    def __init__(self) -> None:
         self.contradiction_count = 0
-        self._ended_ranges: list[MappedRange] = []
-        self._mapped_ranges: list[MappedRange] = []  # sorted by address, without overlap
-        self._start_addresses: list[int] = []
-        for final_range in final_ranges:
-            self.undo_unmap(final_range)
+        self.ended_ranges: list[MappedRange] = []
+        self.mapped_ranges: list[MappedRange] = []  # sorted by address, without overlap
 
-    def undo_map(self, mapped_range: MappedRange) -> None:
+    def undo_map(self, mapping: MappedRange) -> None:
         """Undo a mapping: the lifetimes of its parts began with this event."""
-        mapped_parts = self._remove_parts(mapped_range.address, mapped_range.end_address)
-        self.contradiction_count += (
-            sum(mapped_part.size for mapped_part in mapped_parts) != mapped_range.size
-        )
-        for mapped_part in mapped_parts:
-            has_kind = mapped_part.kind != SegmentKind.UNKNOWN
-            self._ended_ranges.append(
-                replace(
-                    mapped_part,
-                    pool=mapped_part.pool
-                    if mapped_part.pool != UNKNOWN_POOL
-                    else mapped_range.pool,
-                    kind=mapped_part.kind if has_kind else mapped_range.kind,
-                    begin=mapped_range.begin,
-                )
+        parts = self._remove_parts(mapping.address, mapping.end_address)
+        self.contradiction_count += sum(part.size for part in parts) != mapping.size
+        self.ended_ranges += [
+            part._replace(
+                pool=mapping.pool if part.pool == UNKNOWN_POOL else part.pool,
+                kind=mapping.kind if part.kind == SegmentKind.UNKNOWN else part.kind,
+                begin=mapping.begin,
             )
-
-    def undo_unmap(self, unmapped_range: MappedRange) -> None:
-        """Undo an unmapping. Parts that are mapped already must have begun after this event."""
-        overlapping_parts = self._remove_parts(unmapped_range.address, unmapped_range.end_address)
-        self.contradiction_count += bool(overlapping_parts)
-        self._ended_ranges += [
-            replace(mapped_part, begin=unmapped_range.end) for mapped_part in overlapping_parts
+            for part in parts
         ]
-        if unmapped_range.size:
-            self._insert_range(unmapped_range)
 
-    def lifetimes(self) -> list[MappedRange]:
-        """Return all lifetimes; ranges that are still mapped began before the trace."""
-        return [*self._ended_ranges, *self._mapped_ranges]
+    def undo_unmap(self, unmapped: MappedRange) -> None:
+        """Undo an unmapping. Parts that are mapped already must have begun after this event."""
+        parts = self._remove_parts(unmapped.address, unmapped.end_address)
+        self.contradiction_count += bool(parts)
+        self.ended_ranges += [part._replace(begin=unmapped.end) for part in parts]
+        if unmapped.size:
+            insort(self.mapped_ranges, unmapped)
 
     def _remove_parts(self, begin_address: int, end_address: int) -> list[MappedRange]:
         """Remove and return the mapped parts of an address range; split mapped ranges at its ends."""
         if end_address <= begin_address:
             return []
-        first_index = max(bisect_right(self._start_addresses, begin_address) - 1, 0)
-        end_index = bisect_left(self._start_addresses, end_address)
-        overlapping_ranges = [
-            mapped_range
-            for mapped_range in self._mapped_ranges[first_index:end_index]
-            if mapped_range.end_address > begin_address
+        first = max(bisect_right(self.mapped_ranges, begin_address, key=_address) - 1, 0)
+        end = bisect_left(self.mapped_ranges, end_address, key=_address)
+        overlapping = [
+            each for each in self.mapped_ranges[first:end] if each.end_address > begin_address
         ]
-        first_index = end_index - len(overlapping_ranges)
-        del self._mapped_ranges[first_index:end_index], self._start_addresses[first_index:end_index]
-        for mapped_range in overlapping_ranges:
-            if mapped_range.address < begin_address:
-                self._insert_range(mapped_range.within(mapped_range.address, begin_address))
-            if mapped_range.end_address > end_address:
-                self._insert_range(mapped_range.within(end_address, mapped_range.end_address))
-        return [
-            mapped_range.within(begin_address, end_address) for mapped_range in overlapping_ranges
-        ]
+        del self.mapped_ranges[end - len(overlapping) : end]
+        for each in overlapping:
+            if each.address < begin_address:
+                insort(self.mapped_ranges, each.within(each.address, begin_address))
+            if each.end_address > end_address:
+                insort(self.mapped_ranges, each.within(end_address, each.end_address))
+        return [each.within(begin_address, end_address) for each in overlapping]
 
-    def _insert_range(self, mapped_range: MappedRange) -> None:
-        index = bisect_left(self._start_addresses, mapped_range.address)
-        self._start_addresses.insert(index, mapped_range.address)
-        self._mapped_ranges.insert(index, mapped_range)
+
+_address = itemgetter(0)

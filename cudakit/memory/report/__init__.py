@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from cudakit.memory.report import page, summary, tables
@@ -73,30 +73,17 @@ def _answers(result: MemoryResult) -> tuple[Node, ...]:
 
 def brief_sentences(result: MemoryResult) -> tuple[Note, ...]:
     """Return the answer and the warnings of each device; of several devices, with file and device."""
-    if len(result.devices) == 1:
-        (device,) = result.devices
-        return _device_sentences(device)
-    return tuple(
-        replace(note, text=f"{_note_source(device, note)}: {note.text}")
-        for device in result.devices
-        for note in _device_sentences(device)
-    )
-
-
-def _device_sentences(device: DeviceMemory) -> tuple[Note, ...]:
-    """Return the state, the cause, the action and the warnings of a device."""
-    notes = [*summary.answer(device), *summary.reliability(device)]
-    return (*notes[:3], *_warnings(notes[3:]))
-
-
-def _note_source(device: DeviceMemory, note: Note) -> str:
-    """Return the file of a note, with the device unless the note itself names the device."""
-    device_text = device_name(device)
-    return device.file if f" {device_text} " in note.text else f"{device.file} {device_text}"
-
-
-def _warnings(notes: Iterable[Note]) -> list[Note]:
-    return [note for note in notes if note.level == "warn"]
+    sentences = []
+    for device in result.devices:
+        notes = [*summary.answer(device), *summary.reliability(device)]
+        for note in (*notes[:3], *(note for note in notes[3:] if note.level == "warn")):
+            if len(result.devices) > 1:
+                name = device_name(device)
+                # A note may itself name the device.
+                source = device.file if f" {name} " in note.text else f"{device.file} {name}"
+                note = replace(note, text=f"{source}: {note.text}")
+            sentences.append(note)
+    return tuple(sentences)
 
 
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Literal
 
 from cudakit.memory.report import page
 from cudakit.memory.report.rows import (
@@ -14,7 +13,7 @@ from cudakit.memory.report.rows import (
     stack_value,
     table,
 )
-from cudakit.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
+from cudakit.memory.result import DeviceDiff, DiffResult, MomentDiff
 from cudakit.memory.snapshot import site_name
 from cudakit.report.document import (
     Bytes,
@@ -38,30 +37,23 @@ _MAX_PERCENT_RATIO = 11
 def report(result: DiffResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     device_nodes = per_device(
-        (
-            device_name(device),
-            (
-                _answer_note(device),
-                _totals_table(device),
-                page.difference(device),
-                *_moment_sections(device, top),
-            ),
-        )
-        for device in result.devices
+        (device_name(device), _device_nodes(device, top)) for device in result.devices
     )
     return Document(f"GPU memory: {result.before.name} → {result.after.name}", device_nodes)
 
 
-def _answer_note(device: DeviceDiff) -> Note:
-    change_text = "; ".join(
-        f"{_change_text(moment)} at the {moment_name}"
-        for moment_name, moment in (("peak", device.peak), ("end", device.end))
+def _device_nodes(device: DeviceDiff, top: int) -> Iterator[Node]:
+    moments = {"peak": device.peak, "end": device.end}
+    texts = [f"{_change_text(moment)} at the {name}" for name, moment in moments.items()]
+    yield Note(
+        "warn" if any(map(_has_grown, moments.values())) else "ok",
+        f"Requested memory: {'; '.join(texts)}.{_largest_increase_text(device.peak)}",
     )
-    level: Literal["ok", "warn"] = (
-        "warn" if any(map(_has_grown, (device.peak, device.end))) else "ok"
-    )
-    increase_text = _largest_increase_text(device.peak)
-    return Note(level, f"Requested memory: {change_text}.{increase_text}")
+    yield _totals_table(device)
+    yield page.difference(device)
+    for name, moment in moments.items():
+        tables = tuple(_change_tables(moment, top))
+        yield Section(f"Changes at the {name}", tables or (Note("ok", "No call stack changed."),))
 
 
 def _largest_increase_text(moment: MomentDiff) -> str:
@@ -70,11 +62,11 @@ def _largest_increase_text(moment: MomentDiff) -> str:
     for row in (*moment.grown, *moment.appeared, *moment.shrunk, *moment.vanished):
         if row.stack:
             change_by_site[site_name(row.stack[row.site])] += row.change_bytes
-    largest_site = max(change_by_site, key=lambda site: change_by_site[site], default="")
-    change_bytes = change_by_site[largest_site]
-    if change_bytes <= 0:
+    site = max(change_by_site, key=lambda site: change_by_site[site], default="")
+    if change_by_site[site] <= 0:
         return ""
-    return f" Largest increase of a call site at the peak: {largest_site}, {format_bytes(change_bytes)}."
+    size_text = format_bytes(change_by_site[site])
+    return f" Largest increase of a call site at the peak: {site}, {size_text}."
 
 
 def _has_grown(moment: MomentDiff) -> bool:
@@ -100,19 +92,13 @@ def _factor_text(bytes_before: int, bytes_after: int) -> str:
 
 
 def _totals_table(device: DeviceDiff) -> Table:
-    table_rows = [
-        (
-            f"{amount_name} at {moment_name}",
-            *(
-                getattr(moment_of_side.state, f"{amount_name}_bytes")
-                for moment_of_side in moments_of_sides
-            ),
-        )
-        for moment_name, moments_of_sides in (
+    rows = [
+        (f"{amount} at {name}", *(getattr(side.state, f"{amount}_bytes") for side in sides))
+        for name, sides in (
             ("peak", (device.peak.before, device.peak.after)),
             ("end", (device.end.before, device.end.after)),
         )
-        for amount_name in ("requested", "reserved")
+        for amount in ("requested", "reserved")
     ]
     return table(
         (
@@ -122,7 +108,7 @@ def _totals_table(device: DeviceDiff) -> Table:
             ("change", "number", lambda row: Change(row[2] - row[1])),
             ("growth", "number", lambda row: _growth_value(row[1], row[2])),
         ),
-        table_rows,
+        rows,
         " ".join(
             f"The snapshot {side} has no trace: its peak is unknown, and its end is compared."
             for side, moment in (("before", device.end.before), ("after", device.end.after))
@@ -139,13 +125,6 @@ def _growth_value(bytes_before: int, bytes_after: int) -> Value:
     return Ratio(bytes_after / bytes_before - 1)
 
 
-def _moment_sections(device: DeviceDiff, top: int) -> Iterator[Section]:
-    for moment_name, moment in (("peak", device.peak), ("end", device.end)):
-        nodes = tuple(_change_tables(moment, top))
-        unchanged_note = Note("ok", "No call stack changed.")
-        yield Section(f"Changes at the {moment_name}", nodes or (unchanged_note,))
-
-
 _ROWS_CAPTION = (
     "Sizes: those of the blocks, which the allocator rounds up. A row combines call stacks with the same"
     " files and functions, whose lines may differ; it names the lines of the largest."
@@ -153,23 +132,21 @@ _ROWS_CAPTION = (
 
 
 def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
-    change_kinds = [
-        change_kind
-        for change_kind in ("grown", "appeared", "shrunk", "vanished")
-        if getattr(moment, change_kind)
-    ]
-    for change_kind in change_kinds:
-        diff_rows: tuple[DiffRow, ...] = getattr(moment, change_kind)
-        if diff_rows:
-            yield limited_table(
-                (
-                    (change_kind, "number", lambda row: Change(row.change_bytes)),
-                    ("before", "number", lambda row: Bytes(row.before_bytes)),
-                    ("after", "number", lambda row: Bytes(row.after_bytes)),
-                    ("blocks after", "number", lambda row: Count(row.after_count)),
-                    ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
-                ),
-                diff_rows,
-                top,
-                caption=_ROWS_CAPTION if change_kind == change_kinds[-1] else "",
-            )
+    rows_by_kind = {
+        kind: rows
+        for kind in ("grown", "appeared", "shrunk", "vanished")
+        if (rows := getattr(moment, kind))
+    }
+    for kind, rows in rows_by_kind.items():
+        yield limited_table(
+            (
+                (kind, "number", lambda row: Change(row.change_bytes)),
+                ("before", "number", lambda row: Bytes(row.before_bytes)),
+                ("after", "number", lambda row: Bytes(row.after_bytes)),
+                ("blocks after", "number", lambda row: Count(row.after_count)),
+                ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
+            ),
+            rows,
+            top,
+            caption=_ROWS_CAPTION if kind == [*rows_by_kind][-1] else "",
+        )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from cudakit.memory.report.rows import files_name, per_device, table
+from cudakit.memory.report.rows import ColumnSpec, files_name, per_device, table
 from cudakit.memory.result import (
     LIMITED_BASELINE,
     DeviceWhatIf,
-    Difference,
+    Limit,
     Outcome,
     WhatIfResult,
 )
@@ -29,8 +29,6 @@ from cudakit.report.document import (
     Value,
 )
 from cudakit.units import Unavailable, format_bytes, format_count
-
-_OutcomeColumn: TypeAlias = tuple[str, Literal["number", "text"], Callable[[Outcome], Value]]
 
 
 def report(result: WhatIfResult) -> Document:
@@ -71,15 +69,11 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
     yield from _answers(device)
     yield _reliability_notes(device)
     if device.limit is not None:
-        yield Note("info", _limit_sentence(device))
-    outcomes = _row_outcomes(device)
+        yield Note("info", _limit_sentence(device.limit))
+    baseline = () if device.baseline == device.replayed else (device.baseline,)
+    outcomes = (device.recorded, device.replayed, *baseline, *device.tried)
     yield Section("Reserved memory", (_reserved_table(device, outcomes),))
     yield Section("Driver calls and failures", (_driver_table(outcomes),))
-
-
-def _row_outcomes(device: DeviceWhatIf) -> tuple[Outcome, ...]:
-    baseline = () if device.baseline == device.replayed else (device.baseline,)
-    return (device.recorded, device.replayed, *baseline, *device.tried)
 
 
 def _shortage_notes(device: DeviceWhatIf) -> Iterator[Note]:
@@ -106,29 +100,21 @@ def _reliability_notes(device: DeviceWhatIf) -> Note:
             "ok",
             f"The replay with the recorded settings{limit_clause} reproduces every recorded figure.",
         )
-    differences_text = "; ".join(_difference_text(difference) for difference in device.differences)
-    reasons = device.reasons or ("the reason is unknown",)
+    texts = []
+    for difference in device.differences:
+        is_size = difference.figure.startswith(("peak", "end"))
+        recorded, replayed = map(
+            format_bytes if is_size else format_count, (difference.recorded, difference.replayed)
+        )
+        texts.append(f"{difference.figure} {replayed} instead of {recorded}")
     return Note(
         "warn",
-        f"The replay with the recorded settings differs from the recording: {differences_text}.",
-        reasons,
+        f"The replay with the recorded settings differs from the recording: {'; '.join(texts)}.",
+        device.reasons or ("the reason is unknown",),
     )
 
 
-def _difference_text(difference: Difference) -> str:
-    is_count = not difference.figure.startswith(("peak", "end"))
-    format_value = format_count if is_count else format_bytes
-    recorded_text, replayed_text = (
-        format_value(difference.recorded),
-        format_value(difference.replayed),
-    )
-    return f"{difference.figure} {replayed_text} instead of {recorded_text}"
-
-
-def _limit_sentence(device: DeviceWhatIf) -> str:
-    limit = device.limit
-    if limit is None:
-        return ""
+def _limit_sentence(limit: Limit) -> str:
     size_text = format_bytes(limit.bytes)
     if limit.source == "given":
         return f"Memory limit of the other replays: {size_text} (--what-if-limit)."
@@ -144,28 +130,31 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
 
 
 def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
-    baseline_bytes = device.baseline.peak.reserved_bytes
+    baseline = device.baseline
     # The peak of a replay that ended early is not comparable.
-    ended_outcomes = [outcome for outcome in device.tried if outcome.shortage is None]
-    compared_ids = {id(outcome) for outcome in ended_outcomes if device.baseline.shortage is None}
+    compared = {
+        id(outcome)
+        for outcome in device.tried
+        if outcome.shortage is None and baseline.shortage is None
+    }
 
     def change_cell(outcome: Outcome) -> Value:
-        increase_bytes = outcome.peak.reserved_bytes - baseline_bytes
-        return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
+        increase_bytes = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
+        return Change(increase_bytes) if id(outcome) in compared else Text("")
 
-    change_column: _OutcomeColumn = ("change", "number", change_cell)
-    change_text = f'Change: of the peak, relative to the row "{_ROW_NAMES[device.baseline.name]}". '
+    change_column: ColumnSpec[Outcome] = ("change", "number", change_cell)
+    change_text = f'Change: of the peak, relative to the row "{_ROW_NAMES[baseline.name]}". '
     return table(
         (
             _SETTINGS_COLUMN,
             ("peak", "number", lambda outcome: Bytes(outcome.peak.reserved_bytes)),
-            *((change_column,) if compared_ids else ()),
+            *((change_column,) if compared else ()),
             ("end", "number", lambda outcome: Bytes(outcome.end.reserved_bytes)),
             ("free in segments", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        f"{change_text if compared_ids else ''}Free in segments: at the peak of requested memory. Free "
+        f"{change_text if compared else ''}Free in segments: at the peak of requested memory. Free "
         "share: free in segments, relative to the memory reserved at that peak.",
     )
 
@@ -176,19 +165,19 @@ def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
             _SETTINGS_COLUMN,
             ("allocations", "number", lambda outcome: Count(outcome.device_allocations)),
             ("frees", "number", lambda outcome: Count(outcome.device_frees)),
-            ("retries", "number", _retries_value),
+            (
+                "retries",
+                "number",
+                lambda outcome: Unavailable("the file does not record who released memory")
+                if outcome.retries is None
+                else Count(outcome.retries),
+            ),
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
         outcomes,
         "Retries: driver allocations repeated after an attempt to release the whole cache. Out of memory: "
         "failed requests.",
     )
-
-
-def _retries_value(outcome: Outcome) -> Value:
-    if outcome.retries is None:
-        return Unavailable("the file does not record who released memory")
-    return Count(outcome.retries)
 
 
 # Titles of the rows that are not named after settings, by the name of the outcome.
@@ -199,8 +188,8 @@ _ROW_NAMES: Final = {
 }
 
 
-def _settings_name(outcome: Outcome) -> Text:
-    return Text(_ROW_NAMES.get(outcome.name, outcome.name))
-
-
-_SETTINGS_COLUMN: Final[_OutcomeColumn] = ("settings", "text", _settings_name)
+_SETTINGS_COLUMN: Final[ColumnSpec[Outcome]] = (
+    "settings",
+    "text",
+    lambda outcome: Text(_ROW_NAMES.get(outcome.name, outcome.name)),
+)
