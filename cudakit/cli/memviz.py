@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -42,22 +43,15 @@ if TYPE_CHECKING:
 _FORMATS = (*COMMON_FORMATS, *ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
 
 
-def _parse_moment(text: str) -> str | int:
-    from cudakit.memory.selection import parse_moment
+def _selection_parser(name: str) -> Callable[[str], Any]:
+    """Return a function of ``cudakit.memory.selection``, which is imported at its first call."""
 
-    return parse_moment(text)
+    def parse(text: str) -> Any:
+        from cudakit.memory import selection
 
+        return getattr(selection, name)(text)
 
-def _parse_device(text: str) -> int:
-    from cudakit.memory.selection import parse_device
-
-    return parse_device(text)
-
-
-def _parse_pool(text: str) -> tuple[int, int]:
-    from cudakit.memory.selection import parse_pool
-
-    return parse_pool(text)
+    return parse
 
 
 def _parse_growth(text: str) -> float:
@@ -67,16 +61,11 @@ def _parse_growth(text: str) -> float:
     return percent(amount)
 
 
-_SUMMARY_OPTION = option(
-    "--summary",
-    is_flag=True,
-    help="Show only the summary: the state, the cause and the action. JSON stays complete.",
-)
 _VIEW_OPTIONS = option_group(
     "What to show",
     option(
         "--at",
-        type=Value(("peak", "end", "oom"), _parse_moment),
+        type=Value(("peak", "end", "oom"), _selection_parser("parse_moment")),
         default="peak",
         show_default=True,
         metavar="WHEN",
@@ -84,7 +73,7 @@ _VIEW_OPTIONS = option_group(
     ),
     option(
         "--device",
-        type=Value(("0", "cuda:0", "host"), _parse_device),
+        type=Value(("0", "cuda:0", "host"), _selection_parser("parse_device")),
         metavar="DEVICE",
         help="Show one device only: 0, cuda:0, or host (pinned memory).",
     ),
@@ -93,7 +82,7 @@ _VIEW_OPTIONS = option_group(
     ),
     option(
         "--pool",
-        type=Value(("default", "cupy", "driver"), _parse_pool),
+        type=Value(("default", "cupy", "driver"), _selection_parser("parse_pool")),
         metavar="POOL",
         help="Show one pool only: its name in the report, such as default or cupy, or its two numbers, such "
         "as 0,1.",
@@ -106,7 +95,11 @@ _VIEW_OPTIONS = option_group(
         metavar="N",
         help="Rows of each table, except those of files, replays and the layout; 0 shows all.",
     ),
-    _SUMMARY_OPTION,
+    option(
+        "--summary",
+        is_flag=True,
+        help="Show only the summary: the state, the cause and the action. JSON stays complete.",
+    ),
 )
 _DIFF_OPTIONS = option_group(
     "Compare",
@@ -149,13 +142,9 @@ _WHAT_IF_OPTIONS = option_group(
 )
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_VIEW_OPTIONS, *_DIFF_OPTIONS, *_WHAT_IF_OPTIONS), command)
-
-
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="SNAPSHOT...", type=FILE)
-@_options
+@partial(with_options, (*_VIEW_OPTIONS, *_DIFF_OPTIONS, *_WHAT_IF_OPTIONS))
 @output_options(
     _FORMATS,
     format_limits=f"With --diff or --what-if: {suffixes(COMMON_FORMATS)}.",
@@ -191,9 +180,11 @@ def memviz(
     from cudakit.memory.selection import MemorySpec
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
-    _refuse_options_without_effect(
-        "--what-if" if settings else "--diff" if before else "--summary" if summary else ""
-    )
+    mode = "--what-if" if settings else "--diff" if before else "--summary" if summary else ""
+    for name, reason in _REASONS_WITHOUT_EFFECT.get(mode, {}).items():
+        source = click.get_current_context().get_parameter_source(name)
+        if source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{mode} {reason}; remove --{name}")
     if memory == 0:
         raise click.UsageError("--what-if-limit must be at least 1 byte")
     if settings:
@@ -225,14 +216,6 @@ _REASONS_WITHOUT_EFFECT = MappingProxyType(
         "--summary": {"top": "shows no tables"},
     }
 )
-
-
-def _refuse_options_without_effect(mode: str) -> None:
-    """Raise UsageError if the command line has an option that has no effect with the option ``mode``."""
-    context = click.get_current_context()
-    for name, reason in _REASONS_WITHOUT_EFFECT.get(mode, {}).items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{mode} {reason}; remove --{name}")
 
 
 def _show(

@@ -92,7 +92,7 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
     index_by_name = {"": 0}
     open_ranges = _OpenRanges()
     times, innermost = [], [0]
-    for annotation in _annotations_of(snapshot, trace):
+    for annotation in annotations_of(snapshot, trace):
         open_ranges.apply(annotation)
         times.append(annotation.time_us)
         innermost.append(index_by_name.setdefault(open_ranges.innermost_name(), len(index_by_name)))
@@ -109,7 +109,7 @@ def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> 
         return ()
     time_us = non_decreasing(trace.events.time_us)[event_index]
     open_ranges = _OpenRanges()
-    for annotation in _annotations_of(snapshot, trace):
+    for annotation in annotations_of(snapshot, trace):
         if annotation.time_us > time_us:
             break
         open_ranges.apply(annotation)
@@ -137,7 +137,7 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints, bool
     """
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64), False
-    annotations = _annotations_of(snapshot, trace)
+    annotations = annotations_of(snapshot, trace)
     for ranges_by_name in (
         _group_numbered_ranges(annotations),
         _group_by_name(_outermost_ranges(annotations)),
@@ -232,11 +232,10 @@ def non_decreasing(time_us: Ints) -> Ints:
     return np.maximum.accumulate(time_us) if len(time_us) else time_us
 
 
-def _annotations_of(snapshot: Snapshot, trace: DeviceTrace) -> list[Annotation]:
-    annotations = [
-        annotation for annotation in snapshot.annotations if annotation.device == trace.device
-    ]
-    return sorted(annotations, key=lambda annotation: annotation.time_us)
+def annotations_of(snapshot: Snapshot, trace: DeviceTrace) -> list[Annotation]:
+    """Return the annotations of a device, by time."""
+    of_device = (each for each in snapshot.annotations if each.device == trace.device)
+    return sorted(of_device, key=lambda annotation: annotation.time_us)
 
 
 # --- Find the loop of the program that runs its steps, from the call stacks of the allocations -----

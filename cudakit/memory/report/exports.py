@@ -105,13 +105,10 @@ def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
     site_frames = StackTable(snapshot).site_frames
     frame_texts = tuple(map(frame_text, snapshot.frames))
     stack_texts = tuple(
-        " < ".join(frame_texts[frame_index] for frame_index in stack) for stack in snapshot.stacks
+        " < ".join(frame_texts[index] for index in stack) for stack in snapshot.stacks
     )
-    columns_by_device = [_allocation_rows(device, site_frames) for device in devices]
-    arrays = {
-        name: _concatenate([device_columns[name] for device_columns in columns_by_device])
-        for name in columns_by_device[0]
-    }
+    rows = [_allocation_rows(device, site_frames) for device in devices]
+    arrays = {name: _concatenate([columns[name] for columns in rows]) for name in rows[0]}
     _check_characters(snapshot, (stack_texts, arrays["stack"]), (frame_texts, arrays["line"]))
     return Columns(
         "allocations",
@@ -127,6 +124,18 @@ def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
 
 def _allocation_rows(device: DeviceMemory, site_frames: Ids) -> dict[str, npt.NDArray[Any]]:
     allocations, n_events = device.history.allocations, len(device.trace.events)
+
+    def event(events: Ints) -> Ints:
+        """Mask event indices before and after the trace."""
+        return np.ma.masked_array(events, (events < 0) | (events >= n_events))
+
+    def time_us(events: Ints) -> Ints:
+        """Return the times of events; masked outside the trace and in files without times."""
+        if not device.snapshot.has_times or not n_events:
+            return np.ma.masked_array(np.zeros(len(events), np.int64), mask=True)
+        times = device.trace.events.time_us[np.clip(events, 0, n_events - 1)]
+        return np.ma.masked_array(times, (events < 0) | (events >= n_events))
+
     return {
         "file": np.zeros(len(allocations), np.int32),
         "device": np.full(len(allocations), -1 if device.device is None else device.device),
@@ -134,16 +143,22 @@ def _allocation_rows(device: DeviceMemory, site_frames: Ids) -> dict[str, npt.ND
         "requested_bytes": allocations.requested,
         "size_bytes": allocations.size,
         "size_is_derived": (~allocations.size_known).astype(np.uint8),
-        "begin_event": _masked_outside_trace(allocations.begin, n_events),
-        "free_requested_event": _masked_outside_trace(allocations.free_request, n_events),
-        "end_event": _masked_outside_trace(allocations.end, n_events),
-        "begin_us": _event_times(device, allocations.begin),
-        "end_us": _event_times(device, allocations.end),
+        "begin_event": event(allocations.begin),
+        "free_requested_event": event(allocations.free_request),
+        "end_event": event(allocations.end),
+        "begin_us": time_us(allocations.begin),
+        "end_us": time_us(allocations.end),
         "stream": allocations.stream,
         "pool": allocations.pool,
         "line": site_frames[allocations.stack],
         "stack": allocations.stack,
     }
+
+
+def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
+    is_masked = any(isinstance(array, np.ma.MaskedArray) for array in arrays)
+    return concatenate(arrays) if is_masked else np.concatenate(arrays)
 
 
 def _check_characters(snapshot: Snapshot, *columns: tuple[tuple[str, ...], Ids]) -> None:
@@ -161,28 +176,6 @@ def _check_characters(snapshot: Snapshot, *columns: tuple[tuple[str, ...], Ids])
             f"the call stacks of this export would have {character_count:.1e} characters",
             hint="choose another output format, such as html or json",
         )
-
-
-def _masked_outside_trace(events: Ints, n_events: int) -> Ints:
-    """Mask event indices before and after the trace."""
-    return np.ma.masked_array(events, (events < 0) | (events >= n_events))
-
-
-def _event_times(device: DeviceMemory, events: Ints) -> Ints:
-    """Return the times of events; masked outside the trace and in files without times."""
-    times = device.trace.events.time_us
-    n_events = len(times)
-    has_times = device.snapshot.has_times and n_events > 0
-    event_times = (
-        times[np.clip(events, 0, n_events - 1)] if has_times else np.zeros(len(events), np.int64)
-    )
-    return np.ma.masked_array(event_times, (events < 0) | (events >= n_events) | (not has_times))
-
-
-def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
-    is_masked = any(isinstance(array, np.ma.MaskedArray) for array in arrays)
-    return concatenate(arrays) if is_masked else np.concatenate(arrays)
 
 
 def _flame(device: DeviceMemory) -> Flame:

@@ -21,9 +21,11 @@ from cudakit.memory.snapshot import (
     SegmentKind,
     Snapshot,
     StackTable,
+    concatenate,
     pool_name,
+    take,
 )
-from cudakit.memory.steps import active_annotation, non_decreasing
+from cudakit.memory.steps import active_annotation, annotations_of, non_decreasing
 from cudakit.report.document import Array, Explorer, ExplorerData
 from cudakit.stacks import Frame
 
@@ -45,33 +47,37 @@ def explorer(device: DeviceMemory) -> Explorer:
 
 
 def _device_arrays(device: DeviceMemory) -> Mapping[str, Array]:
-    allocations, trace = device.history.allocations, device.trace
-    begin_order = np.argsort(allocations.begin, kind="stable")
-    begin_events, free_events, end_events = (
-        array[begin_order]
-        for array in (allocations.begin, allocations.free_request, allocations.end)
-    )
-    source_events = allocations.source[begin_order]
+    history, trace = device.history, device.trace
+    order = np.argsort(history.allocations.begin, kind="stable")
+    allocations = take(history.allocations, order)
     range_ids, _ = active_annotation(device.snapshot, trace)
     oom_events = np.flatnonzero(trace.events.action == Action.OOM)
     parent_nodes, node_frames, leaf_nodes = _call_tree(device.snapshot.stacks)
     event_times = non_decreasing(trace.events.time_us)
+    segments = concatenate(history.segments.plain_segments, history.segments.mapped_ranges)
     return {
         # Event -1 becomes 0, so that no number is negative; the script subtracts 1.
-        "begin": begin_events + 1,
-        "pending": free_events - begin_events,
-        "ending": end_events - free_events,
-        "address": allocations.address[begin_order],
-        "size": allocations.size[begin_order],
-        "requested": allocations.requested[begin_order],
-        "stack": allocations.stack[begin_order],
-        "stream": allocations.stream[begin_order],
-        "pool": allocations.pool[begin_order],
-        "category": _ids_by_event(trace.events.category, source_events),
-        "range": _ids_by_event(range_ids, source_events),
-        **_segment_arrays(device),
+        "begin": allocations.begin + 1,
+        "pending": allocations.free_request - allocations.begin,
+        "ending": allocations.end - allocations.free_request,
+        "address": allocations.address,
+        "size": allocations.size,
+        "requested": allocations.requested,
+        "stack": allocations.stack,
+        "stream": allocations.stream,
+        "pool": allocations.pool,
+        "category": _ids_by_event(trace.events.category, allocations.source),
+        "range": _ids_by_event(range_ids, allocations.source),
+        "segment_begin": segments.begin + 1,
+        "segment_end": segments.end,
+        "segment_address": segments.address,
+        "segment_size": segments.size,
+        "segment_stream": segments.stream,
+        "segment_pool": segments.pool,  # -1: not recorded
+        "segment_kind": segments.kind,
+        "segment_expandable": segments.expandable.astype(np.uint8),
         # If events contradict each other, the reserved memory differs from the sum of the segments.
-        "reserved": device.history.curves.reserved,
+        "reserved": history.curves.reserved,
         "action": trace.events.action,
         "time_us": event_times - event_times[0] if len(event_times) else event_times,
         "oom_event": oom_events,
@@ -92,22 +98,20 @@ def all_devices(devices: Sequence[DeviceMemory]) -> Explorer:
 def _devices_data(devices: Sequence[DeviceMemory]) -> ExplorerData:
     """Return the reduced curves of each device; arrays of device 0 are "event0", "time0" and so on."""
     arrays: dict[str, Array] = {}
-    device_facts = []
-    for device_number, device in enumerate(devices):
+    facts = []
+    for number, device in enumerate(devices):
         timeline, trace = device.timeline, device.trace
         event_times = non_decreasing(trace.events.time_us)
         first_us = int(event_times[0]) if len(event_times) else 0
-        first_events = np.array(timeline.event, np.int64)
-        arrays |= {
-            # Event -1 becomes 0, so that no number is negative.
-            f"event{device_number}": first_events + 1,
-            f"time{device_number}": event_times[np.maximum(first_events, 0)] - first_us
-            if len(event_times)
-            else event_times,
-            f"requested{device_number}": np.array(timeline.requested_bytes, np.int64),
-            f"reserved{device_number}": np.array(timeline.reserved_bytes, np.int64),
-        }
-        device_facts.append(
+        events = np.array(timeline.event, np.int64)
+        # Event -1 becomes 0, so that no number is negative.
+        arrays[f"event{number}"] = events + 1
+        arrays[f"time{number}"] = (
+            event_times[np.maximum(events, 0)] - first_us if len(event_times) else event_times
+        )
+        arrays[f"requested{number}"] = np.array(timeline.requested_bytes, np.int64)
+        arrays[f"reserved{number}"] = np.array(timeline.reserved_bytes, np.int64)
+        facts.append(
             {
                 "name": _cut_text(f"{device.file}: {device_name(device)}"),
                 "events": len(trace.events),
@@ -118,7 +122,7 @@ def _devices_data(devices: Sequence[DeviceMemory]) -> ExplorerData:
                 "failure_times": [(oom.time_us or first_us) - first_us for oom in device.ooms],
             }
         )
-    return ExplorerData(arrays, {"devices": device_facts})
+    return ExplorerData(arrays, {"devices": facts})
 
 
 def difference(device: DeviceDiff) -> Explorer:
@@ -127,31 +131,26 @@ def difference(device: DeviceDiff) -> Explorer:
 
 
 def _difference_data(device: DeviceDiff) -> ExplorerData:
-    moments = {"peak": device.peak, "end": device.end}
-    rows = {
+    rows_by_moment = {
         name: (*moment.grown, *moment.appeared, *moment.shrunk, *moment.vanished)
-        for name, moment in moments.items()
+        for name, moment in (("peak", device.peak), ("end", device.end))
     }
     index_by_frame: dict[Frame, int] = {}
-    stacks = [
-        tuple(index_by_frame.setdefault(frame, len(index_by_frame)) for frame in row.stack)
-        for moment_rows in rows.values()
-        for row in moment_rows
-    ]
-    parent_nodes, frame, leaf_nodes = _call_tree(stacks)
-    arrays: dict[str, Array] = {"node_parent": parent_nodes, "node_frame": frame}
-    first_stack_number = 0
-    for name, moment_rows in rows.items():
-        change_bytes = np.array([row.change_bytes for row in moment_rows], np.int64)
-        leaves_of_moment = leaf_nodes[first_stack_number : first_stack_number + len(moment_rows)]
-        first_stack_number += len(moment_rows)
-        for kind, amounts in (
-            ("grown", change_bytes.clip(min=0)),
-            ("shrunk", (-change_bytes).clip(min=0)),
-        ):
-            self_bytes = np.zeros(len(parent_nodes), np.int64)
-            np.add.at(self_bytes, leaves_of_moment, amounts)
-            arrays[f"{name}_{kind}"] = self_bytes
+    parents, frames, leaves = _call_tree(
+        [
+            tuple(index_by_frame.setdefault(frame, len(index_by_frame)) for frame in row.stack)
+            for rows in rows_by_moment.values()
+            for row in rows
+        ]
+    )
+    arrays: dict[str, Array] = {"node_parent": parents, "node_frame": frames}
+    first = 0
+    for name, rows in rows_by_moment.items():
+        changes = np.array([row.change_bytes for row in rows], np.int64)
+        for kind, amounts in (("grown", changes.clip(min=0)), ("shrunk", -changes.clip(max=0))):
+            arrays[f"{name}_{kind}"] = self_bytes = np.zeros(len(parents), np.int64)
+            np.add.at(self_bytes, leaves[first : first + len(rows)], amounts)
+        first += len(rows)
     return ExplorerData(arrays, {"frames": _frame_rows(index_by_frame)})
 
 
@@ -167,25 +166,6 @@ def _ids_by_event(ids: Ids, source_events: Ints) -> Ids:
     allocation_ids = np.zeros(len(source_events), np.int32)
     allocation_ids[source_events >= 0] = ids[source_events[source_events >= 0]]
     return allocation_ids
-
-
-def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
-    history = device.history.segments
-    segment_tables = (history.plain_segments, history.mapped_ranges)
-
-    def joined_column(name: str) -> Array:
-        return np.concatenate([getattr(table, name) for table in segment_tables])
-
-    return {
-        "segment_begin": joined_column("begin") + 1,
-        "segment_end": joined_column("end"),
-        "segment_address": joined_column("address"),
-        "segment_size": joined_column("size"),
-        "segment_stream": joined_column("stream"),
-        "segment_pool": joined_column("pool"),  # -1: not recorded
-        "segment_kind": joined_column("kind"),
-        "segment_expandable": joined_column("expandable").astype(np.uint8),
-    }
 
 
 def _call_tree(stacks: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
@@ -243,30 +223,20 @@ def _annotation_ranges(
     index_by_name = {name: index for index, name in enumerate(names)}
     open_ranges: list[tuple[str, int]] = []
     ranges = []
-    annotations = sorted(
-        (annotation for annotation in snapshot.annotations if annotation.device == trace.device),
-        key=lambda annotation: annotation.time_us,
-    )
-    for annotation in annotations[:_MAX_ANNOTATIONS]:
-        event_index = int(np.searchsorted(event_times, annotation.time_us))
+    for annotation in annotations_of(snapshot, trace)[:_MAX_ANNOTATIONS]:
+        event = int(np.searchsorted(event_times, annotation.time_us))
         if annotation.is_start:
-            open_ranges.append((annotation.name, event_index))
-        elif index := _last_index(open_ranges, annotation.name):
-            name, start_event = open_ranges.pop(index - 1)
-            if start_event < event_index and name in index_by_name:
-                ranges.append((start_event, event_index, index - 1, index_by_name[name]))
+            open_ranges.append((annotation.name, event))
+            continue
+        # The innermost range of this name; the bound limits the time if ranges never end.
+        for depth in range(len(open_ranges) - 1, -1, -1)[:_MAX_SEARCHED_RANGES]:
+            name, start = open_ranges[depth]
+            if name == annotation.name:
+                del open_ranges[depth]
+                if start < event and name in index_by_name:
+                    ranges.append((start, event, depth, index_by_name[name]))
+                break
     return sorted(ranges)
-
-
-def _last_index(open_ranges: list[tuple[str, int]], name: str) -> int:
-    """Return one more than the index of the innermost open range of a name; 0 if there is none.
-
-    Only the innermost _MAX_SEARCHED_RANGES ranges are searched, to bound the time if ranges never end.
-    """
-    for index in range(len(open_ranges), max(len(open_ranges) - _MAX_SEARCHED_RANGES, 0), -1):
-        if open_ranges[index - 1][0] == name:
-            return index
-    return 0
 
 
 def _cut_text(text: str) -> str:

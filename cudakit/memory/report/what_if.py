@@ -168,9 +168,11 @@ def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
             (
                 "retries",
                 "number",
-                lambda outcome: Unavailable("the file does not record who released memory")
-                if outcome.retries is None
-                else Count(outcome.retries),
+                lambda outcome: (
+                    Unavailable("the file does not record who released memory")
+                    if outcome.retries is None
+                    else Count(outcome.retries)
+                ),
             ),
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
