@@ -15,16 +15,111 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import comb
+from statistics import median
 from typing import Literal, Protocol, TypeAlias
 
 from cudakit.bench.pipeline import Progress
-from cudakit.bench.tuning.significance import (
-    MIN_GAIN,
-    FinalComparison,
-    is_median_above,
-    median_or_inf,
-)
+from cudakit.bench.stats import autocorrelation_time, median_ci
 from cudakit.errors import InputError
+
+# --- Statistics of paired samples, and the final comparison that decides a search ------------------
+#
+# Two algorithms are measured in the same round, at the same clock. The statistics only use whether the ratio
+# of their times is above 1: if both are equally fast, that has a probability of 1/2 for every distribution.
+
+# The probability that a search finds a winner although no algorithm is faster than the default.
+FALSE_POSITIVE_RATE = 0.01
+# The minimum gain of a winner. The speed of an algorithm differs by this much between addresses of its
+# buffers.
+MIN_GAIN = 0.01
+
+
+def sign_test(count_above: int, count: int) -> float:
+    """Return the probability that ``count_above`` or more of ``count`` ratios are above 1 by chance."""
+    return sum(comb(count, i) for i in range(count_above, count + 1)) / 2.0**count
+
+
+def is_median_above(ratios: Sequence[float], threshold: float, level: float) -> bool:
+    """Return whether the true median is above a threshold, with an error probability of at most ``level``."""
+    return sign_test(sum(ratio > threshold for ratio in ratios), len(ratios)) <= level
+
+
+def ratio_interval(ratios: Sequence[float], level: float) -> tuple[float, float] | None:
+    """Return a CI of the median of ratios, or None if there are too few ratios.
+
+    The true median is below the CI with a probability of at most ``level``, and above it likewise. Correlated
+    ratios widen the CI; see ``stats.median_ci``.
+    """
+    if not ratios:
+        return None
+    correlation = autocorrelation_time(ratios)
+    if 0.5 ** (len(ratios) / correlation) > level:
+        return None
+    return median_ci(ratios, 1 - 2 * level, correlation=correlation)
+
+
+def median_or_inf(ratios: Sequence[float]) -> float:
+    """Return the median of ratios, or infinity if there are none."""
+    return median(ratios) if ratios else float("inf")
+
+
+class FinalComparison:
+    """The ratios of finalists to the default, measured after the finalists were chosen.
+
+    Among thousands of algorithms, some are the fastest by chance. The final does not use the samples that
+    selected the finalists. It makes one comparison per finalist, each with the significance level
+    FALSE_POSITIVE_RATE divided by the number of finalists (Bonferroni). Each part of the final has new
+    buffers.
+    """
+
+    def __init__(self, finalists: Sequence[int] = ()) -> None:
+        self.finalists = tuple(finalists)
+        self.round_count = 0
+        self._ratios_by_part: list[dict[int, list[float]]] = []
+
+    def begin_part(self) -> None:
+        """Begin a part of the final, which is measured with new buffers."""
+        self._ratios_by_part.append(defaultdict(list))
+
+    def add(self, ratios: dict[int, float]) -> None:
+        """Add the ratio of each finalist in one round."""
+        self.round_count += 1
+        for finalist_index, ratio in ratios.items():
+            self._ratios_by_part[-1][finalist_index].append(ratio)
+
+    def ranked_finalists(self) -> list[int]:
+        """Return the finalists, the fastest first."""
+        return sorted(self.finalists, key=lambda number: median_or_inf(self._ratios(number)))
+
+    def gain(self, finalist_index: int) -> float | None:
+        """Return the relative time saved compared with the default; None without samples."""
+        ratios = self._ratios(finalist_index)
+        return 1 - median_or_inf(ratios) if ratios else None
+
+    def gain_interval(self, finalist_index: int) -> tuple[float, float] | None:
+        """Return the CI of the gain; None for too few samples."""
+        interval = ratio_interval(
+            self._ratios(finalist_index), FALSE_POSITIVE_RATE / len(self.finalists)
+        )
+        return (1 - interval[1], 1 - interval[0]) if interval else None
+
+    def is_faster(self, finalist_index: int) -> bool:
+        """Return whether a finalist is significantly faster than the default, by MIN_GAIN or more.
+
+        A finalist that is slower in one of three parts has a third of its ratios above 1, and is therefore
+        not significantly faster.
+        """
+        gain, interval = self.gain(finalist_index), self.gain_interval(finalist_index)
+        if gain is None or interval is None:
+            return False
+        return interval[0] > 0 and gain >= MIN_GAIN
+
+    def _ratios(self, finalist_index: int) -> list[float]:
+        return [
+            ratio for ratios in self._ratios_by_part for ratio in ratios.get(finalist_index, ())
+        ]
+
 
 # Minimum value of --tune-iterations. Half of the samples are for the final, whose three finalists need 9
 # pairs each: the probability that all ratios are below 1 by chance is then 2 ** -9, less than
@@ -146,7 +241,7 @@ class _Search:
     """The state of a search; the stages are called in order."""
 
     _trials: Trials
-    _search_limits: Limits
+    _limits: Limits
     _random: random.Random
     _now_s: Callable[[], float]
     _begin_s: float
@@ -157,120 +252,81 @@ class _Search:
     _sample_counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _pool: list[int] = field(default_factory=list)  # The best candidates, the fastest first.
     _reserve: list[int] = field(default_factory=list)  # The best candidates that left the pool.
-    _final_comparison: FinalComparison = field(default_factory=FinalComparison)
+    _final: FinalComparison = field(default_factory=FinalComparison)
     _tried_count: int = 1
     _wrong_finalists: list[int] = field(default_factory=list)
 
     def screen(self, candidates: Sequence[int]) -> None:
         """Measure all candidates a few times, and keep the best candidates in the pool."""
-        for group_start in range(0, len(candidates), _GROUP_SIZE):
+        count = len(candidates)
+        for begin in range(0, count, _GROUP_SIZE):
             if self._is_over(_SCREEN_TIME_SHARE):
                 self.stop_reason = "time"
                 return
-            self._stage = (
-                f"{group_start} of {len(candidates)} algorithms",
-                group_start / len(candidates),
-            )
-            group_candidates = candidates[group_start : group_start + _GROUP_SIZE]
-            prepared_candidates = [
-                candidate_index
-                for candidate_index in group_candidates
-                if self._trials.prepare(candidate_index)
-            ]
-            self._tried_count += len(prepared_candidates)
-            survivors = self._measure_rounds(
-                prepared_candidates, _SCREEN_ROUNDS, _SCREEN_TIME_SHARE
-            )
-            ranked_candidates = self._rank([*self._pool, *survivors])
-            self._pool = ranked_candidates[:_POOL_SIZE]
-            self._release(ranked_candidates[_POOL_SIZE:])
+            self._stage = (f"{begin} of {count} algorithms", begin / count)
+            prepared = list(filter(self._trials.prepare, candidates[begin : begin + _GROUP_SIZE]))
+            self._tried_count += len(prepared)
+            survivors = self._measure_rounds(prepared, _SCREEN_ROUNDS, _SCREEN_TIME_SHARE)
+            ranked = self._rank([*self._pool, *survivors])
+            self._pool = ranked[:_POOL_SIZE]
+            self._release(ranked[_POOL_SIZE:])
 
     def halve(self) -> None:
         """Measure the pool again and keep its faster half, until FINALISTS candidates are left."""
         while len(self._pool) > FINALISTS:
             self._stage = (f"the best {len(self._pool)} algorithms", FINALISTS / len(self._pool))
-            ranked_candidates = self._rank(
+            ranked = self._rank(
                 self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_TIME_SHARE)
             )
             kept_count = max(FINALISTS, math.ceil(len(self._pool) / 2))
-            self._pool, dropped_candidates = (
-                ranked_candidates[:kept_count],
-                [*ranked_candidates[kept_count:], *self._reserve],
-            )
-            self._reserve = dropped_candidates[:FINALISTS]
-            self._release(dropped_candidates[FINALISTS:])
+            self._pool, dropped = ranked[:kept_count], [*ranked[kept_count:], *self._reserve]
+            self._reserve = dropped[:FINALISTS]
+            self._release(dropped[FINALISTS:])
 
     def run_final(self) -> None:
-        """Measure the best correct candidates a fixed number of times."""
-        self._final_comparison = FinalComparison(self._find_finalists())
-        finalists = self._final_comparison.finalists
+        """Measure the best candidates that compute correct values a fixed number of times."""
+        finalists: list[int] = []
+        for candidate in (*self._pool, *self._reserve):
+            if len(finalists) == FINALISTS:
+                break
+            is_correct = self._trials.verify(candidate)
+            (finalists if is_correct else self._wrong_finalists).append(candidate)
+        self._final = FinalComparison(finalists)
         if not finalists:
             return
-        taken_sample_count = max(
-            self._sample_counts[candidate_index] for candidate_index in finalists
-        )
-        rounds = min(
-            _FINAL_ROUNDS, (self._search_limits.iterations - taken_sample_count) // _PART_COUNT
-        )
-        for part_number in range(_PART_COUNT):
-            if part_number:
+        taken_count = max(self._sample_counts[candidate] for candidate in finalists)
+        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - taken_count) // _PART_COUNT)
+        for part in range(_PART_COUNT):
+            if part:
                 self._trials.reallocate()
-            self._final_comparison.begin_part()
+            self._final.begin_part()
             for index in range(rounds):
                 if self._is_over(1.0):
                     self.stop_reason = "time"
                     return
-                self._stage = ("the final", (part_number + index / rounds) / _PART_COUNT)
-                self._final_comparison.add(self._measure_round(finalists))
+                self._stage = ("the final", (part + index / rounds) / _PART_COUNT)
+                self._final.add(self._measure_round(finalists))
 
     def outcome(self) -> Outcome:
         """Return the outcome. Only the samples of the final decide whether a candidate wins."""
-        comparison = self._final_comparison
-        ranked_finalists = comparison.ranked_finalists()
-        for candidate_index in ranked_finalists:
-            if comparison.is_faster(candidate_index):
-                if self._trials.verify(candidate_index):
-                    return self._outcome(candidate_index, candidate_index)
-                self._wrong_finalists.append(candidate_index)
-        correct_finalists = [
-            candidate_index
-            for candidate_index in ranked_finalists
-            if candidate_index not in self._wrong_finalists
-        ]
-        return self._outcome(DEFAULT_CANDIDATE, correct_finalists[0] if correct_finalists else None)
-
-    def _is_too_slow(self, candidate_index: int) -> bool:
-        """Return whether a candidate is, with significance, too slow to win."""
-        ratios = self._ratios[candidate_index]
-        if not ratios:
-            return False
-        max_ratio = _SLOW_RATIO_IN_ONE if len(ratios) == 1 else _SLOW_RATIO_IN_ALL
-        return min(ratios) > max_ratio or is_median_above(ratios, 1 - MIN_GAIN, _DROP_LEVEL)
-
-    def _find_finalists(self) -> list[int]:
-        """Return the best candidates that compute correct values."""
-        correct_candidates: list[int] = []
-        for candidate_index in (*self._pool, *self._reserve):
-            if len(correct_candidates) == FINALISTS:
+        final = self._final
+        ranked = final.ranked_finalists()
+        winner = DEFAULT_CANDIDATE
+        for candidate in filter(final.is_faster, ranked):
+            if self._trials.verify(candidate):
+                winner = candidate
                 break
-            is_correct = self._trials.verify(candidate_index)
-            (correct_candidates if is_correct else self._wrong_finalists).append(candidate_index)
-        return correct_candidates
-
-    def _outcome(self, winner_index: int, fastest_finalist_index: int | None) -> Outcome:
-        comparison = self._final_comparison
+            self._wrong_finalists.append(candidate)
+        correct = [candidate for candidate in ranked if candidate not in self._wrong_finalists]
+        fastest = winner if winner != DEFAULT_CANDIDATE else next(iter(correct), None)
         return Outcome(
-            winner_index=winner_index,
-            gain=None
-            if fastest_finalist_index is None
-            else comparison.gain(fastest_finalist_index),
-            gain_interval=None
-            if fastest_finalist_index is None
-            else comparison.gain_interval(fastest_finalist_index),
-            is_significant=winner_index != DEFAULT_CANDIDATE,
+            winner_index=winner,
+            gain=None if fastest is None else final.gain(fastest),
+            gain_interval=None if fastest is None else final.gain_interval(fastest),
+            is_significant=winner != DEFAULT_CANDIDATE,
             tried_count=self._tried_count,
             wrong_finalists=tuple(self._wrong_finalists),
-            rounds=comparison.round_count,
+            rounds=final.round_count,
             stop_reason=self.stop_reason,
         )
 
@@ -279,67 +335,49 @@ class _Search:
     ) -> list[int]:
         """Measure candidates in rounds, and return the candidates that may still win."""
         survivors = list(candidates)
+        # The final takes as many samples of a candidate as the stages before it.
+        max_samples = self._limits.iterations // 2
         for _ in range(rounds):
-            measurable_candidates = [
-                candidate_index
-                for candidate_index in survivors
-                if self._sample_counts[candidate_index] < self._max_samples
+            measurable = [
+                candidate for candidate in survivors if self._sample_counts[candidate] < max_samples
             ]
-            if not measurable_candidates or self._is_over(time_share):
+            if not measurable or self._is_over(time_share):
                 break
-            for candidate_index, ratio in self._measure_round(measurable_candidates).items():
-                self._ratios[candidate_index].append(ratio)
-            slow_candidates = {
-                candidate_index
-                for candidate_index in measurable_candidates
-                if self._is_too_slow(candidate_index)
-            }
-            self._release(slow_candidates)
-            survivors = [
-                candidate_index
-                for candidate_index in survivors
-                if candidate_index not in slow_candidates
-            ]
+            for candidate, ratio in self._measure_round(measurable).items():
+                self._ratios[candidate].append(ratio)
+            slow = set(filter(self._is_too_slow, measurable))
+            self._release(slow)
+            survivors = [candidate for candidate in survivors if candidate not in slow]
         return survivors
+
+    def _is_too_slow(self, candidate: int) -> bool:
+        """Return whether a candidate is, with significance, too slow to win."""
+        ratios = self._ratios[candidate]
+        if not ratios:
+            return False
+        max_ratio = _SLOW_RATIO_IN_ONE if len(ratios) == 1 else _SLOW_RATIO_IN_ALL
+        return min(ratios) > max_ratio or is_median_above(ratios, 1 - MIN_GAIN, _DROP_LEVEL)
 
     def _measure_round(self, candidates: Sequence[int]) -> dict[int, float]:
         """Measure each candidate and the default once, and return the valid ratios."""
         self._progress(*self._stage)
-        ordered_candidates = [DEFAULT_CANDIDATE, *candidates]
-        self._random.shuffle(ordered_candidates)
-        time_by_candidate = dict(
-            zip(ordered_candidates, self._trials.measure(ordered_candidates), strict=True)
-        )
-        for candidate_index in candidates:
-            self._sample_counts[candidate_index] += 1
+        ordered = [DEFAULT_CANDIDATE, *candidates]
+        self._random.shuffle(ordered)
+        times = dict(zip(ordered, self._trials.measure(ordered), strict=True))
+        for candidate in candidates:
+            self._sample_counts[candidate] += 1
         ratios = {
-            candidate_index: time_by_candidate[candidate_index]
-            / time_by_candidate[DEFAULT_CANDIDATE]
-            for candidate_index in candidates
+            candidate: times[candidate] / times[DEFAULT_CANDIDATE] for candidate in candidates
         }
-        return {
-            candidate_index: ratio
-            for candidate_index, ratio in ratios.items()
-            if not math.isnan(ratio)
-        }
+        return {candidate: ratio for candidate, ratio in ratios.items() if not math.isnan(ratio)}
 
     def _release(self, candidates: Iterable[int]) -> None:
-        for candidate_index in candidates:
-            self._trials.release(candidate_index)
+        for candidate in candidates:
+            self._trials.release(candidate)
 
     def _rank(self, candidates: Sequence[int]) -> list[int]:
-        measured_candidates = [
-            candidate_index for candidate_index in candidates if self._ratios[candidate_index]
-        ]
-        return sorted(
-            measured_candidates,
-            key=lambda candidate_index: median_or_inf(self._ratios[candidate_index]),
-        )
+        measured = filter(self._ratios.get, candidates)
+        return sorted(measured, key=lambda candidate: median(self._ratios[candidate]))
 
     def _is_over(self, share: float) -> bool:
-        return self._now_s() - self._begin_s >= share * self._search_limits.time_s
-
-    @property
-    def _max_samples(self) -> int:
-        """Maximum number of samples of a candidate before the final; the final takes as many again."""
-        return self._search_limits.iterations // 2
+        return self._now_s() - self._begin_s >= share * self._limits.time_s

@@ -29,8 +29,7 @@ from cudakit.errors import MissingDependency, UsageError
 if TYPE_CHECKING:
     from cudakit.bench.gemm import GemmSpec
     from cudakit.bench.tuning.search import Limits
-    from cudakit.bench.tuning.torch_csv import TorchCsv
-    from cudakit.bench.tuning.tuned import Tuned
+    from cudakit.bench.tuning.tuned import TorchCsv, Tuned
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.facts import RunContext
     from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
@@ -120,17 +119,12 @@ def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
     """Return a Spec that uses the algorithms in the file of ``--tuned``."""
-    _check_library(spec)
-    return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
-
-
-def _check_library(spec: GemmSpec) -> None:
-    """Raise UsageError for a library other than cublaslt."""
     if spec.library != "cublaslt":
         raise UsageError(
             f"--tuned has algorithms of cublaslt and cannot be used with --library {spec.library}",
             hint="remove --library",
         )
+    return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
 
 
 def tuned_algorithms(
@@ -200,8 +194,8 @@ def _search(
     *,
     quiet: bool,
 ) -> tuple[Tuned, TorchCsv | None]:
-    from cudakit.bench.tuning.torch_csv import torch_csv
     from cudakit.bench.tuning.tune import tune as search
+    from cudakit.bench.tuning.tuned import torch_csv
 
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # The validators are checked before the long search, so that an impossible export is reported at once.
@@ -217,8 +211,8 @@ def _search(
 def _validators(
     tune_options: TuneOptions, device: Gpu, run_context: RunContext
 ) -> Mapping[str, str]:
-    from cudakit.bench.tuning.torch_csv import check_validators, read_validators
     from cudakit.bench.tuning.tune import tuning_machine
+    from cudakit.bench.tuning.tuned import check_validators, read_validators
 
     if device.simulated:
         raise UsageError(
@@ -249,7 +243,7 @@ def _report(
     torch_csv: TorchCsv | None,
     earlier_tuning: Tuned | None,
 ) -> Report:
-    from cudakit.bench.tuning.present import present_tuned
+    from cudakit.bench.tuning.tuned import present_tuned
 
     json_paths = [target.path for target in output.targets if target.path.lower().endswith(".json")]
     return Report(
