@@ -13,6 +13,7 @@ from cudakit.arrays.compare import Compare
 from cudakit.bench.case import Case, PreparedLatency, Verification, exact_verification
 from cudakit.bench.labels import Axis
 from cudakit.bench.spec import Spec, check_names, check_sizes, option, sizes_option
+from cudakit.bench.words import Words
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
 
@@ -204,4 +205,11 @@ _DRIVER_ALLOCATORS: Mapping[str, AllocatorFactory] = MappingProxyType(
         ),
         "virtual": _VirtualMemory,
     }
+)
+
+
+AllocSpec.words = Words(
+    timing=lambda case: (
+        "host time of one allocation and its free" if case.method.mode == "call" else ""
+    )
 )

@@ -9,7 +9,8 @@ To add a benchmark NAME, write ``bench/NAME.py`` and a row of BENCHMARKS. The fi
 * ``Spec.cases(gpu)``: the cases, each a Workload with its method, theoretical work and baselines (``case``);
 * the Workload. ``prepare(gpu, seed)`` returns a PreparedWorkload, which has allocated its buffers and filled
   them with data that depends on the seed, enqueues executions, and verifies what they computed;
-* where the table of cases does not say it all: ``Spec.conclude``, which adds figures that need several cases.
+* where the table of cases does not say it all: ``Spec.conclude``, which adds figures that need several cases,
+  and ``Spec.words``, what the report says of this benchmark only (``words``).
 
 ``cli/bench/__init__.py`` makes the command of a Spec, and hands over what it needs from other packages.
 Commands with more than a Spec, such as ``--tune``, have a file in ``cli/bench``.
@@ -17,11 +18,13 @@ Commands with more than a Spec, such as ``--tune``, have a file in ``cli/bench``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
+from cudakit.bench.result import CaseResult
 from cudakit.bench.spec import Spec
+from cudakit.bench.words import Words
 
 # By name: module and class of the Spec, and the line in ``cudakit bench --help``. The module is imported
 # when it is used. copy-overlap is ``bench copy --overlap``, which has no command of its own.
@@ -57,6 +60,17 @@ BENCHMARKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
     }
 )
+
+
+def words_of(cases: Sequence[CaseResult]) -> Words:
+    """Return the words of the benchmark of all cases; default words for cases of several."""
+    names = {case.name for case in cases}
+    return words_of_bench(names.pop()) if len(names) == 1 else Words()
+
+
+def words_of_bench(name: str) -> Words:
+    """Return the words of a benchmark; default words for other results, such as those of a suite."""
+    return spec_class(name).words if name in BENCHMARKS else Words()
 
 
 def spec_class(name: str) -> type[Spec]:

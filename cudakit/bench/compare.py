@@ -13,18 +13,23 @@ from enum import Enum
 from statistics import median
 from typing import ClassVar, TypeAlias
 
-from cudakit.bench.labels import Axis, full_label
+from cudakit.bench.labels import (
+    Axis,
+    count_cases,
+    describe_common_axes,
+    full_label,
+    join_first_names,
+    short_labels,
+)
+from cudakit.bench.report.table import cell, text_range
 from cudakit.bench.result import BenchResult, CaseResult
-from cudakit.bench.stats import ci_over_rounds
+from cudakit.bench.stats import RESOLUTION, ci_over_rounds
 from cudakit.errors import InputError, UsageError
-from cudakit.units import Unavailable, format_bytes, parse_ratio
+from cudakit.report.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
+from cudakit.units import Unavailable, format_bytes, format_ratio, parse_ratio
 
-# Minimum half-width of a CI, relative to the median.
-RESOLUTION = 0.005
-
-_Interval: TypeAlias = tuple[
-    float, float, float
-]  # Lower end of the CI, median, upper end of the CI.
+# Lower end of the CI, median, upper end of the CI.
+_Interval: TypeAlias = tuple[float, float, float]
 
 # Settings that make two results incomparable if they differ, with their titles.
 _COMPARED_SETTINGS = {
@@ -84,10 +89,6 @@ class Comparison:
     only_before: tuple[str, ...]  # Labels of cases that only the earlier run has.
     only_after: tuple[str, ...]  # Labels of cases that only the later run has.
 
-    def count(self, verdict: Verdict) -> int:
-        """Return the number of cases with the given verdict."""
-        return sum(case.verdict is verdict for case in self.cases)
-
 
 def compare(
     before_result: BenchResult, after_result: BenchResult, *, force: bool = False
@@ -132,40 +133,127 @@ def compare(
     )
 
 
-def compare_case(before_case: CaseResult, after_case: CaseResult) -> CaseComparison:
+def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     """Return the verdict and the changes of one case."""
-    interval_before, interval_after = (
-        _interval(case.samples_s, case.rounds) for case in (before_case, after_case)
+    intervals = (
+        _interval(before.samples_s, before.rounds),
+        _interval(after.samples_s, after.rounds),
     )
-    verdict, reason = _verdict(before_case, after_case)
-    change: float | Unavailable
-    change_interval: tuple[float, float] | Unavailable
-    change = change_interval = Unavailable(reason or "the measured time is 0")
-    if (
-        interval_before is not None
-        and interval_after is not None
-        and interval_before[1] > 0
-        and not _differing_work(before_case, after_case)
-    ):
-        change, change_interval = (
-            interval_after[1] / interval_before[1] - 1,
-            _change_interval(interval_before, interval_after),
-        )
+    verdict, reason = _verdict(before, after, *intervals)
+    unknown = Unavailable(reason or "the measured time is 0")
+    change: float | Unavailable = unknown
+    change_interval: tuple[float, float] | Unavailable = unknown
+    first, second = intervals
+    if first and second and first[1] > 0 and not _differing_work(before, after):
+        change = second[1] / first[1] - 1
+        change_interval = Unavailable("the measured time is 0")
+        if first[0] > 0:
+            change_interval = second[0] / first[2] - 1, second[2] / first[0] - 1
     return CaseComparison(
-        name=after_case.name,
-        axes=after_case.axes,
-        library=after_case.library,
+        name=after.name,
+        axes=after.axes,
+        library=after.library,
         verdict=verdict,
-        before_s=before_case.median_s,
-        after_s=after_case.median_s,
+        before_s=before.median_s,
+        after_s=after.median_s,
         change=change,
         change_interval=change_interval,
-        clock_change=_median_change(before_case.sm_clock_hz, after_case.sm_clock_hz),
+        clock_change=_median_change(before.sm_clock_hz, after.sm_clock_hz),
         cycles_change=change
         if isinstance(change, Unavailable)
-        else _median_change(before_case.cycles, after_case.cycles),
+        else _median_change(before.cycles, after.cycles),
         reason=reason,
     )
+
+
+def _verdict(
+    before: CaseResult, after: CaseResult, first: _Interval | None, second: _Interval | None
+) -> tuple[Verdict, str]:
+    if isinstance(before.median_s, Unavailable) and before.median_s == after.median_s:
+        return Verdict.AMBIGUOUS, f"no time in either run: {before.median_s.reason}"
+    missing = [
+        f"no time in {name}: {case.median_s.reason}"
+        for case, name in ((before, "BEFORE"), (after, "AFTER"))
+        if isinstance(case.median_s, Unavailable)
+    ]
+    if reason := "; ".join(missing) or _differing_work(before, after):
+        return Verdict.AMBIGUOUS, reason
+    in_time = _verdict_from_intervals(first, second)
+    if in_time is Verdict.AMBIGUOUS:
+        reason = "the confidence intervals overlap, but a median is outside of the other interval"
+        return in_time, reason
+    if in_time is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
+        return in_time, ""
+    in_cycles = _verdict_from_intervals(
+        _interval(before.cycles, before.rounds), _interval(after.cycles, after.rounds)
+    )
+    if in_cycles is in_time:
+        return in_time, ""
+    cycles_text = "the same" if in_cycles is Verdict.SAME else in_cycles.value
+    return Verdict.AMBIGUOUS, f"{in_time.value} in time, {cycles_text} in cycles"
+
+
+def _differing_work(before: CaseResult, after: CaseResult) -> str:
+    """Describe the different numbers of operations in one execution of two runs; "" if they are equal."""
+    names = [it for it in _COUNTED_OPERATIONS if it in before.settings and it in after.settings]
+    before_text, after_text = (
+        " and ".join(f"{case.settings[name]} {_COUNTED_OPERATIONS[name]}" for name in names)
+        for case in (before, after)
+    )
+    if before_text == after_text:
+        return ""
+    return f"the times are those of {before_text} in BEFORE, and of {after_text} in AFTER"
+
+
+def _verdict_from_intervals(first: _Interval | None, second: _Interval | None) -> Verdict:
+    if first is None or second is None:
+        return Verdict.AMBIGUOUS
+    if second[2] < first[0]:
+        return Verdict.FASTER
+    if second[0] > first[2]:
+        return Verdict.SLOWER
+    is_mutual = first[0] <= second[1] <= first[2] and second[0] <= first[1] <= second[2]
+    return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
+
+
+def _interval(times: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
+    """Return the CI of the median, with at least RESOLUTION to both sides; None without samples."""
+    if not times:
+        return None
+    low, high = ci_over_rounds(times, rounds)
+    middle = median(times)
+    return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))
+
+
+def _median_change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unavailable:
+    if not before or not after or not median(before):
+        return Unavailable("the SM clock of a run is unknown")
+    return median(after) / median(before) - 1
+
+
+def _differences(before: CaseResult, after: CaseResult) -> Iterator[str]:
+    yield from before.environment.differences_from(after.environment)
+    yield from before.method.differences_from(after.method)
+    for name, title in _COMPARED_SETTINGS.items():
+        # A case that was not measured has no settings.
+        if name in before.settings and name in after.settings:
+            texts = [_setting_text(name, case.settings[name]) for case in (before, after)]
+            if texts[0] != texts[1]:
+                yield f"{title}: {texts[0]} before, {texts[1]} after"
+
+
+def _setting_text(name: str, value: object) -> str:
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return format_bytes(value)
+    return str(value).removeprefix("page cache ") or "default"
+
+
+def _first_label(result: BenchResult) -> str:
+    labels = [full_label(case) for case in result.results]
+    return f"{labels[0]}{' ...' if len(labels) > 1 else ''}" if labels else "nothing"
+
+
+# --- conditions that fail a comparison ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,125 +305,105 @@ def parse_fail_on(text: str) -> FailOn:
     return FailOn(_FAILING_VERDICTS[verdict_word], min_change)
 
 
-def _verdict(before_case: CaseResult, after_case: CaseResult) -> tuple[Verdict, str]:
-    missing_reason = _describe_missing_times(before_case.median_s, after_case.median_s)
-    if reason := missing_reason or _differing_work(before_case, after_case):
-        return Verdict.AMBIGUOUS, reason
-    time_verdict = _verdict_from_intervals(
-        _interval(before_case.samples_s, before_case.rounds),
-        _interval(after_case.samples_s, after_case.rounds),
+# --- the report: the verdict first --------------------------------------------------------------------
+
+_COLUMNS = (
+    Column("case", "text"),
+    Column("before", "number"),
+    Column("after", "number"),
+    Column("change", "number"),
+    Column("95% CI", "number", is_optional=True),
+    Column("in cycles", "number", is_optional=True),
+    Column("verdict", "text"),
+)
+# Changes below this ratio are shown without a sign: "<0.1%".
+_SMALLEST_CHANGE = 0.001
+
+
+def present_comparison(
+    comparison: Comparison, failing_cases: Sequence[CaseComparison] | None = None
+) -> Document:
+    """Return the report of a comparison: the number of cases per verdict, a row per case, then reasons.
+
+    ``failing_cases`` are the cases that meet a condition of ``--fail-on``; None without a condition.
+    """
+    cases = comparison.cases
+    labels = short_labels(cases)
+    counts = {
+        verdict: sum(case.verdict is verdict for case in cases)
+        for verdict in (Verdict.SLOWER, Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SAME)
+    }
+    counts_text = ", ".join(f"{count} {it.value}" for it, count in counts.items() if count)
+    headline = f"{count_cases(len(cases))}: {counts_text}."
+    common_axes = describe_common_axes(cases) if len(cases) > 1 else ""
+    table = Table(
+        _COLUMNS,
+        tuple(map(_row, cases, labels)),
+        caption=(f"All cases: {common_axes}. " if common_axes else "")
+        + "Change: of the median time. 95% CI: of this change; the CI of each median is widened to at "
+        "least ±0.5%. In cycles: change of the median number of clock cycles (time × SM clock).",
+        faint_rows=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
-    if time_verdict is Verdict.AMBIGUOUS:
-        return (
-            time_verdict,
-            "the confidence intervals overlap, but a median is outside of the other interval",
-        )
-    if time_verdict is Verdict.SAME or not (before_case.sm_clock_hz and after_case.sm_clock_hz):
-        return time_verdict, ""
-    cycles_verdict = _verdict_from_intervals(
-        _interval(before_case.cycles, before_case.rounds),
-        _interval(after_case.cycles, after_case.rounds),
-    )
-    if cycles_verdict is time_verdict:
-        return time_verdict, ""
-    verdict_in_cycles = "the same" if cycles_verdict is Verdict.SAME else cycles_verdict.value
-    return Verdict.AMBIGUOUS, f"{time_verdict.value} in time, {verdict_in_cycles} in cycles"
-
-
-def _describe_missing_times(before_s: float | Unavailable, after_s: float | Unavailable) -> str:
-    """Return the reasons for missing times with the runs that lack them, or ""."""
-    if isinstance(before_s, Unavailable) and before_s == after_s:
-        return f"no time in either run: {before_s.reason}"
-    return "; ".join(
-        f"no time in {run_name}: {time_s.reason}"
-        for time_s, run_name in ((before_s, "BEFORE"), (after_s, "AFTER"))
-        if isinstance(time_s, Unavailable)
-    )
-
-
-def _differing_work(before_case: CaseResult, after_case: CaseResult) -> str:
-    """Describe the different numbers of operations in one execution of two runs; "" if they are equal."""
-    counts = [
-        (
-            f"{before_case.settings[name]} {title}",
-            f"{after_case.settings[name]} {title}",
-        )
-        for name, title in _COUNTED_OPERATIONS.items()
-        if name in before_case.settings and name in after_case.settings
+    nodes: list[Node] = [
+        Note("warn" if counts[Verdict.SLOWER] else "ok", headline),
+        table,
+        *_notes(comparison, labels),
     ]
-    before_text, after_text = (
-        (" and ".join(texts) for texts in zip(*counts, strict=True)) if counts else ("", "")
-    )
-    if before_text == after_text:
-        return ""
-    return f"the times are those of {before_text} in BEFORE, and of {after_text} in AFTER"
+    if failing_cases:
+        failed = [label for case, label in zip(cases, labels, strict=True) if case in failing_cases]
+        failed_text = join_first_names(failed, separator="; ")
+        nodes.append(Note("error", f"Failed by --fail-on: {failed_text}."))
+    elif failing_cases is not None:
+        nodes.append(Note("ok", "No case fails --fail-on."))
+    title = "Simulated: bench compare" if comparison.simulated else "bench compare"
+    return Document(title, tuple(nodes))
 
 
-def _verdict_from_intervals(
-    before_interval: _Interval | None, after_interval: _Interval | None
-) -> Verdict:
-    """Return the verdict from two CIs alone."""
-    if before_interval is None or after_interval is None:
-        return Verdict.AMBIGUOUS
-    if after_interval[2] < before_interval[0]:
-        return Verdict.FASTER
-    if after_interval[0] > before_interval[2]:
-        return Verdict.SLOWER
-    is_mutual = (
-        before_interval[0] <= after_interval[1] <= before_interval[2]
-        and after_interval[0] <= before_interval[1] <= after_interval[2]
-    )
-    return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
+def _row(case: CaseComparison, label: str) -> tuple[Value, ...]:
+    def signed(change: float) -> Value:
+        return Text(_signed_text(change)) if change > -_SMALLEST_CHANGE else Ratio(change)
 
-
-def _interval(times: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
-    """Return the CI of the median, with at least RESOLUTION to both sides; None without samples."""
-    if not times:
-        return None
-    ci_low, ci_high = ci_over_rounds(times, rounds)
-    median_value = median(times)
     return (
-        min(ci_low, median_value * (1 - RESOLUTION)),
-        median_value,
-        max(ci_high, median_value * (1 + RESOLUTION)),
+        Text(label),
+        cell(Seconds, case.before_s),
+        cell(Seconds, case.after_s),
+        cell(signed, case.change),
+        cell(lambda ends: Text(" to ".join(map(_signed_text, ends))), case.change_interval),
+        cell(signed, case.cycles_change),
+        Text(case.verdict.value),
     )
 
 
-def _change_interval(
-    before_interval: _Interval, after_interval: _Interval
-) -> tuple[float, float] | Unavailable:
-    if before_interval[0] <= 0:
-        return Unavailable("the measured time is 0")
-    return after_interval[0] / before_interval[2] - 1, after_interval[2] / before_interval[0] - 1
+def _signed_text(change: float) -> str:
+    if abs(change) < _SMALLEST_CHANGE:
+        return format_ratio(abs(change))
+    return f"{'+' if change > 0 else ''}{format_ratio(change)}"
 
 
-def _median_change(
-    cycles_before: tuple[float, ...], cycles_after: tuple[float, ...]
-) -> float | Unavailable:
-    if not cycles_before or not cycles_after or not median(cycles_before):
-        return Unavailable("the SM clock of a run is unknown")
-    return median(cycles_after) / median(cycles_before) - 1
-
-
-def _differences(before_case: CaseResult, after_case: CaseResult) -> Iterator[str]:
-    yield from before_case.environment.differences_from(after_case.environment)
-    yield from before_case.method.differences_from(after_case.method)
-    for name, title in _COMPARED_SETTINGS.items():
-        # A case that was not measured has no settings.
-        if name in before_case.settings and name in after_case.settings:
-            before_text, after_text = (
-                _setting_text(name, case.settings[name]) for case in (before_case, after_case)
-            )
-            if before_text != after_text:
-                yield f"{title}: {before_text} before, {after_text} after"
-
-
-def _setting_text(name: str, value: object) -> str:
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return format_bytes(value)
-    return str(value).removeprefix("page cache ") or "default"
-
-
-def _first_label(result: BenchResult) -> str:
-    labels = [full_label(case) for case in result.results]
-    return f"{labels[0]}{' ...' if len(labels) > 1 else ''}" if labels else "nothing"
+def _notes(comparison: Comparison, labels: Sequence[str]) -> Iterator[Note]:
+    for difference in comparison.differences:
+        yield Note("warn", f"The runs differ: {difference}.")
+    doubtful: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    without_cycles: dict[str, list[str]] = {}
+    for case, label in zip(comparison.cases, labels, strict=True):
+        # The SM clock explains a verdict that differs in cycles.
+        clock_change, direction = 0.0, ""
+        if "in cycles" in case.reason and not isinstance(case.clock_change, Unavailable):
+            direction = "lower" if case.clock_change < 0 else "higher"
+            clock_change = abs(case.clock_change)
+        if case.reason:
+            doubtful.setdefault((case.reason, direction), []).append((label, clock_change))
+        if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
+            without_cycles.setdefault(case.cycles_change.reason, []).append(label)
+    for (reason, direction), labelled_changes in doubtful.items():
+        cases_text = join_first_names([label for label, _ in labelled_changes], separator="; ")
+        changes = sorted(change for _, change in labelled_changes)
+        span = text_range(f"{changes[0] * 100:.1f}%", f"{changes[-1] * 100:.1f}%")
+        cause = f", because the SM clock was {span} {direction}" if direction else ""
+        yield Note("warn", f"{cases_text}: {reason}{cause}.")
+    for reason, case_labels in without_cycles.items():
+        cases_text = join_first_names(case_labels, separator="; ")
+        yield Note("info", f"No change in cycles for {cases_text}: {reason}.")
+    for name, only in (("BEFORE", comparison.only_before), ("AFTER", comparison.only_after)):
+        if only:
+            yield Note("info", f"Only in {name}: {join_first_names(only, separator='; ')}.")

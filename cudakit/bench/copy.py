@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -26,6 +26,7 @@ from cudakit.bench.case import (
     worst_verification,
 )
 from cudakit.bench.labels import Axis
+from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import (
     Spec,
@@ -38,6 +39,7 @@ from cudakit.bench.spec import (
     sizes_option,
 )
 from cudakit.bench.timer import IN_CACHE, can_be_cold, l2_size_bytes
+from cudakit.bench.words import Words
 from cudakit.errors import CudaError, InputError, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream
 from cudakit.units import Unavailable
@@ -416,3 +418,21 @@ class _CopyBuffers:
             self._staging_ptr = self.malloc("device")
         self._gpu.fill(self._staging_ptr, fill_byte, self._size_bytes, LEGACY)
         return self._staging_ptr
+
+
+def _explain_rate(cases: Sequence[CaseResult]) -> str:
+    directions = {case.axes.get("direction") for case in cases}
+    sentences: list[str] = []
+    if directions == {"d2d"}:
+        sentences.append("Rate: of all bytes read and written.")
+    else:
+        texts = ["for d2d of all bytes read and written"] if "d2d" in directions else []
+        if summed := " and ".join(name for name in ("both", "peer-both") if name in directions):
+            texts.append(f"for {summed} the sum of the two directions")
+        sentences += [f"Rate: {'; '.join(texts)}."] if texts else []
+    if any(case.axes.get("access") for case in cases):
+        sentences.append("Access: direct between the GPUs, or staged in host memory.")
+    return " ".join(sentences)
+
+
+CopySpec.words = Words(rate=_explain_rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +26,8 @@ from cudakit.bench.case import (
     verification,
 )
 from cudakit.bench.labels import Axis
+from cudakit.bench.report.table import text_range
+from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import (
     Spec,
@@ -36,10 +38,11 @@ from cudakit.bench.spec import (
     option,
     sizes_option,
 )
+from cudakit.bench.words import Words
 from cudakit.errors import InputError, StorageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, StoragePath, Stream
 from cudakit.input_files import read_error
-from cudakit.units import format_bytes
+from cudakit.units import Unavailable, format_bytes
 
 DIRECTIONS = ("read", "write")
 PATTERNS = ("sequential", "random")
@@ -523,3 +526,19 @@ def _supports_direct_io(path: Path) -> bool:
     except OSError:  # EINVAL: the file system does not support O_DIRECT (open(2)).
         return False
     return True
+
+
+# --- the report ---------------------------------------------------------------------------------------
+
+
+def _explain_sizes(cases: Sequence[CaseResult]) -> str:
+    counts = [
+        round(case.bytes_moved) // int(case.axes["size_bytes"])
+        for case in cases
+        if not isinstance(case.median_s, Unavailable)
+    ]
+    span = f" ({text_range(f'{min(counts):,}', f'{max(counts):,}')})" if counts else ""
+    return f"Size: of one transfer. Time: of all transfers of a sample{span}."
+
+
+GdsSpec.words = Words(size=_explain_sizes, always_rate=True)

@@ -10,7 +10,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import ceil
+from statistics import median
 from typing import ClassVar, Protocol, TypeAlias
+
+import numpy as np
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.arrays.compare import Compare
@@ -22,12 +26,22 @@ from cudakit.bench.case import (
     allocate,
     create_event,
     create_stream,
+    exact_verification,
 )
-from cudakit.bench.graph_costs import graph_costs
-from cudakit.bench.labels import Axis
-from cudakit.bench.result import BenchResult
+from cudakit.bench.labels import (
+    Axis,
+    axis_names,
+    axis_title,
+    axis_value,
+    describe_common_axes,
+    varying_axes,
+)
+from cudakit.bench.report.table import cases_table, cell, text_range
+from cudakit.bench.result import BenchResult, BreakEven, CaseResult, GraphCosts, StepCost
 from cudakit.bench.spec import Spec, check_names, check_not_empty, check_range, option
+from cudakit.bench.stats import RESOLUTION, Summary
 from cudakit.bench.timer import capture
+from cudakit.bench.words import Words
 from cudakit.gpu.api import (
     LEGACY,
     ComputeDevice,
@@ -39,6 +53,8 @@ from cudakit.gpu.api import (
     Ptr,
     Stream,
 )
+from cudakit.report.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
+from cudakit.units import Unavailable, format_ratio
 
 # Number of parallel branches of a fork-join; further nodes extend the branches.
 BRANCH_COUNT = 8
@@ -156,13 +172,11 @@ class GraphSpec(Spec):
             if is_paired and step == second_step:
                 continue
             # The names of interleaved workloads must differ.
-            interleaved_step = GraphStep(
-                second_step, topology, kind, node_count, name=f"graph {second_step}"
-            )
+            second = GraphStep(second_step, topology, kind, node_count, f"graph {second_step}")
             yield Case(
                 GraphStep(step, topology, kind, node_count),
                 self.method(_MODES.get(step, "call"), "hot"),
-                baselines=(interleaved_step,) if is_paired and step == first_step else (),
+                baselines=(second,) if is_paired and step == first_step else (),
             )
 
     def conclude(self, result: BenchResult, cases: Sequence[Case]) -> BenchResult:  # noqa: ARG002
@@ -219,9 +233,8 @@ class PreparedStep(PreparedLatency):
     def verify(self) -> Verification:
         self.finish()
         missing_count = self.nodes.count_missing(self.byte)
-        detail = f"{missing_count} of {self.nodes.count} nodes did not run" if missing_count else ""
-        error = missing_count / self.nodes.count
-        return Verification(not missing_count, error, 0.0, "the byte that each node writes", detail)
+        reference = "the byte that each node writes"
+        return exact_verification(missing_count, self.nodes.count, reference, "nodes did not run")
 
     def capture_nodes(self, byte: int = BYTES[0]) -> Graph:
         """Capture the nodes on a new stream, and return the graph, which the caller destroys."""
@@ -302,10 +315,7 @@ class _Instantiate(PreparedStep):
 
 
 class _Update(PreparedStep):
-    """Updates an executable graph to one of two graphs in turn.
-
-    The nodes of the two graphs write different bytes.
-    """
+    """Updates an executable graph to one of two graphs in turn, whose nodes write different bytes."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
@@ -322,39 +332,32 @@ class _Update(PreparedStep):
         self.run(self._executable)
 
 
-class _FirstUse(PreparedStep):
+class _FirstUse(_Instantiate):
     """Uploads or launches executable graphs for the first time; the graphs are instantiated in advance."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes, *, uploads: bool) -> None:
         super().__init__(gpu, nodes)
         self._uploads = uploads
-        self._first_use_call = gpu.graph_upload if uploads else gpu.graph_launch
-        self._graph = self.capture_nodes()
-        self._unused_executables: list[GraphExec] = []
-        self._used_executables: list[GraphExec] = []
-        self.cleanup.callback(gpu.destroy_graph, self._graph)
-        self.cleanup.callback(self._destroy_executables)
-        self._instantiate()
+        self._use = gpu.graph_upload if uploads else gpu.graph_launch
+        self._next = 0
+        self._refill()
 
     def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        if not self._unused_executables:
+        if self._next == len(self._executables):
             self._destroy_executables()
-            self._instantiate()
-        self._used_executables.append(self._unused_executables.pop())
-        self._first_use_call(self._used_executables[-1], stream)
+            self._refill()
+        self._use(self._executables[self._next], stream)
+        self._next += 1
 
     def finish(self) -> None:
         if self._uploads:
-            self.run(self._used_executables[-1])
+            self.run(self._executables[self._next - 1])
 
-    def _instantiate(self) -> None:
-        for _ in range(self.max_kept_graphs):
-            self._unused_executables.append(self.gpu.instantiate(self._graph))
-
-    def _destroy_executables(self) -> None:
-        for executables in (self._used_executables, self._unused_executables):
-            while executables:
-                self.gpu.destroy_graph_exec(executables.pop())
+    def _refill(self) -> None:
+        self._executables += (
+            self.gpu.instantiate(self._graph) for _ in range(self.max_kept_graphs)
+        )
+        self._next = 0
 
 
 _STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {
@@ -416,7 +419,6 @@ class Nodes:
         return -(-wrong_count // _WORDS_PER_NODE)
 
     def close(self) -> None:
-        """Free the memory, and destroy streams, events and kernels."""
         self._cleanup.close()
 
     def _clear(self) -> None:
@@ -424,28 +426,234 @@ class Nodes:
         self._gpu.sync()
 
 
-def _prepare_kernel_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
+def _kernel_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
     kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
     return lambda address, byte, stream: kernels.write(
         address, byte * _REPEATED_BYTE, WIDTH_BYTES, stream
     )
 
 
-def _prepare_fill_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:  # noqa: ARG001
+def _fill_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:  # noqa: ARG001
     return lambda address, byte, stream: gpu.fill(address, byte, WIDTH_BYTES, stream)
 
 
-def _prepare_copy_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
-    source_by_byte = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
-    for byte, source in source_by_byte.items():
+def _copy_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
+    sources = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
+    for byte, source in sources.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
-    return lambda address, byte, stream: gpu.copy(
-        address, source_by_byte[byte], WIDTH_BYTES, stream
-    )
+    return lambda address, byte, stream: gpu.copy(address, sources[byte], WIDTH_BYTES, stream)
 
 
 _KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _EnqueueNode]] = {
-    "kernel": _prepare_kernel_node,
-    "fill": _prepare_fill_node,
-    "copy": _prepare_copy_node,
+    "kernel": _kernel_node,
+    "fill": _fill_node,
+    "copy": _copy_node,
 }
+
+
+# --- the costs: fits of step times against the number of nodes, and break-even points -----------------
+
+_Time: TypeAlias = float | Unavailable
+_ONE_SIZE = Unavailable("a fit needs graphs of two sizes")
+
+
+def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
+    """Return the costs of graphs by topology and node kind; cases of other benches are ignored."""
+    groups: dict[tuple[str, str], dict[str, dict[int, _Time]]] = {}
+    for case in cases:
+        axes = case.axes
+        if axes.keys() >= {"step", "topology", "kind", "nodes"}:
+            times = groups.setdefault((str(axes["topology"]), str(axes["kind"])), {})
+            times.setdefault(str(axes["step"]), {})[int(axes["nodes"])] = case.median_s
+    return tuple(
+        GraphCosts(
+            *graph,
+            tuple(_step_cost(step, times) for step, times in times_by_step.items()),
+            tuple(
+                _break_even(count, {step: it.get(count) for step, it in times_by_step.items()})
+                for count in sorted({count for it in times_by_step.values() for count in it})
+            ),
+        )
+        for graph, times_by_step in groups.items()
+    )
+
+
+def fit(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
+    """Fit a fixed time and a time per node, neither negative, by least squares of relative errors.
+
+    Errors are relative, because the times of small and large graphs differ by orders of magnitude. Raises
+    ValueError for times that are not positive.
+    """
+    counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
+    if not (times > 0).all():
+        raise ValueError("a time is not positive")
+    fixed_term, node_term = 1 / times, counts / times
+    columns = np.column_stack([fixed_term, node_term])
+    fixed_s, node_s = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0].tolist()
+    if fixed_s < 0:
+        return 0.0, float(node_term.sum() / (node_term @ node_term))
+    if node_s < 0:
+        return float(fixed_term.sum() / (fixed_term @ fixed_term)), 0.0
+    return float(fixed_s), float(node_s)
+
+
+def _step_cost(step: str, time_by_count: Mapping[int, _Time]) -> StepCost:
+    times = {
+        count: time_s
+        for count, time_s in time_by_count.items()
+        if not isinstance(time_s, Unavailable) and time_s > 0
+    }
+    if len(times) < 2:
+        return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
+    fixed_s, node_s = fit([*times], [*times.values()])
+    deviations = (abs(it / (fixed_s + node_s * count) - 1) for count, it in times.items())
+    return StepCost(step, fixed_s, node_s, max(deviations))
+
+
+def _break_even(node_count: int, step_times: Mapping[str, _Time | None]) -> BreakEven:
+    def signed_sum(**signs: int) -> _Time:
+        total_s = 0.0
+        for step, sign in signs.items():
+            time_s = step_times.get(step)
+            if time_s is None:
+                return Unavailable(f"the step {step} was not measured")
+            if isinstance(time_s, Unavailable):
+                return time_s
+            total_s += sign * time_s
+        return total_s
+
+    made_s, saved_s = signed_sum(capture=1, instantiate=1), signed_sum(eager=1, replay=-1)
+    eager_s = signed_sum(eager=1)
+    replays: _Time
+    if isinstance(saved_s, Unavailable):
+        replays = saved_s
+    elif isinstance(made_s, Unavailable):
+        replays = made_s
+    # A difference of two medians below RESOLUTION is not significant.
+    elif isinstance(eager_s, Unavailable) or saved_s <= RESOLUTION * eager_s:
+        replays = Unavailable("a replay saves no time")
+    else:
+        replays = made_s / saved_s
+    return BreakEven(node_count, made_s, saved_s, replays)
+
+
+# --- the report ---------------------------------------------------------------------------------------
+
+_GRAPH_COLUMNS = (Column("topology", "text"), Column("node type", "text"))
+_STEPS_CAPTION = (
+    "Fit: time of a step = fixed + per node × number of nodes. Max error: the largest relative deviation of "
+    "a measured time from the fit."
+)
+_BREAK_EVENS_CAPTION = (
+    "Creation: the time to capture and instantiate. Saved per replay: compared with eager launches of the "
+    "same nodes; samples are interleaved. Break-even: the number of replays that save the creation time; - "
+    "if a replay saves no time."
+)
+_DECIMALS = 12  # Times below a picosecond are rounding errors of a subtraction.
+
+
+def graph_answer(result: BenchResult) -> Iterator[Node]:
+    """Yield the table of cases, then a section with the costs of graphs."""
+    if result.results:
+        yield cases_table(result.results)
+    yield from graph_section(result.graphs)
+
+
+def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
+    """Return whether all cases are steps of graphs, with several steps and several node counts."""
+    return (
+        all("step" in case.axes and isinstance(case.axes.get("nodes"), int) for case in cases)
+        and len({case.axes["nodes"] for case in cases}) > 1
+        and len({case.axes["step"] for case in cases}) > 1
+    )
+
+
+def steps_table(cases: Sequence[CaseResult], with_common_axes: bool) -> Table | None:
+    """Return a table with a row per step, and a column per number of nodes; None for other cases.
+
+    ``with_common_axes`` adds columns for axes that have one value in all cases.
+    """
+    if not are_graph_steps(cases):
+        return None
+    axes = axis_names(cases) if with_common_axes else varying_axes(cases)
+    axes = [name for name in axes if name not in ("step", "nodes")]
+    counts = sorted({int(case.axes["nodes"]) for case in cases})
+    # By graph, then by step, both in the order in which they were measured.
+    rows: dict[tuple[Axis | None, ...], dict[Axis, dict[int, CaseResult]]] = {}
+    for case in cases:
+        steps = rows.setdefault(tuple(case.axes.get(name) for name in axes), {})
+        steps.setdefault(case.axes["step"], {})[int(case.axes["nodes"])] = case
+    names = [*axes, "step"]
+    common = describe_common_axes(cases)
+    lines = ["Median time of each step." + (f" All cases: {common}." if common else "")]
+    noises = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
+    if noises:
+        noise = text_range(format_ratio(min(noises)), format_ratio(max(noises)))
+        lines.append(f"±: {noise} (half the width of the 95% CI).")
+    clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
+    if clocks:
+        lines.append(f"SM clock: {text_range(f'{min(clocks):.0f}', f'{max(clocks):.0f}')} MHz.")
+    return Table(
+        columns=(
+            *(Column(axis_title(name), "text") for name in names),
+            *(Column(f"{count} node{'s' if count > 1 else ''}", "number") for count in counts),
+        ),
+        rows=tuple(
+            (
+                *(axis_value(*it) for it in zip(names, (*graph, step), strict=True)),
+                *(
+                    cell(Seconds, by_count[count].median_s) if count in by_count else Text("-")
+                    for count in counts
+                ),
+            )
+            for graph, steps in rows.items()
+            for step, by_count in steps.items()
+        ),
+        caption=" ".join(lines),
+    )
+
+
+def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
+    """Yield a section with the fits and break-even points, or nothing if no graph was measured."""
+
+    def seconds(time_s: _Time) -> Value:
+        return cell(lambda value: Seconds(round(value, _DECIMALS)), time_s)
+
+    fits: list[tuple[Value, ...]] = []
+    payoffs: list[tuple[Value, ...]] = []
+    for graph in graphs:
+        names = (Text(graph.topology), Text(graph.kind))
+        for cost in graph.steps:
+            times = seconds(cost.fixed_s), seconds(cost.node_s)
+            fits.append((*names, Text(cost.step), *times, cell(Ratio, cost.deviation)))
+        for payoff in graph.payoffs:
+            replays = cell(lambda value: Count(ceil(value)), payoff.replays)
+            # Of known times, a replay saves none.
+            if not {type(payoff.saved_s), type(payoff.made_s)} & {Unavailable}:
+                replays = Text("-") if isinstance(replays, Unavailable) else replays
+            times = seconds(payoff.made_s), seconds(payoff.saved_s)
+            payoffs.append((*names, Count(payoff.nodes), *times, replays))
+    tables = (
+        *_costs_table(("step", "fixed", "per node", "max error"), fits, _STEPS_CAPTION),
+        *_costs_table(
+            ("nodes", "creation", "saved per replay", "break-even"), payoffs, _BREAK_EVENS_CAPTION
+        ),
+    )
+    if tables:
+        yield Section("Graph costs and savings", tables)
+
+
+def _costs_table(
+    titles: tuple[str, ...], rows: Sequence[tuple[Value, ...]], caption: str
+) -> Iterator[Table]:
+    """Yield a table of the rows that have a value, if there are any."""
+    columns = (Column(title, "text" if title == "step" else "number") for title in titles)
+    shown = [row for row in rows if not all(isinstance(it, Unavailable) for it in row[3:])]
+    missing = (it.reason for row in shown for it in row if isinstance(it, Unavailable))
+    if reasons := "; ".join(dict.fromkeys(missing)):
+        caption = f"{caption} n/a: {reasons}."
+    if shown:
+        yield Table((*_GRAPH_COLUMNS, *columns), tuple(shown), caption)
+
+
+GraphSpec.words = Words(table=steps_table, answer=graph_answer)

@@ -7,26 +7,49 @@ bound is several times the measured latency, which only a faulty machine exceeds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 from cudakit.bench.case import Verification
-from cudakit.bench.environment import likely_causes
-from cudakit.bench.labels import Axis
+from cudakit.bench.environment import environment_warnings, likely_causes
+from cudakit.bench.labels import Axis, describe_sizes, join_first_names
+from cudakit.bench.report.lanes import sample_section
+from cudakit.bench.report.notes import SIMULATED_NOTE, machine_facts, notes, title
+from cudakit.bench.report.table import (
+    cell,
+    device_columns,
+    percent_of_peak,
+    result_columns,
+    sample_columns,
+)
 from cudakit.bench.result import BenchResult, CaseResult
-from cudakit.bench.roofline import Fields, Limit
-from cudakit.units import Unavailable
+from cudakit.bench.roofline import Fields
+from cudakit.bench.summary import environments
+from cudakit.report.document import (
+    Column,
+    Document,
+    Node,
+    Note,
+    Rate,
+    Ratio,
+    Seconds,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 Health: TypeAlias = Literal["pass", "warn", "fail"]
 # Source of an expected value: measured on a GPU of the model, derived from the datasheet, or a general bound.
 Source: TypeAlias = Literal["measured", "derived", "bound"]
 
-# Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
+# Shares of the expected value: warn below, fail below and, of a measured one, warn above. GPUs of one node
+# differ by 5 % and more.
 # Four other H200s at their power limit reached 0.84 to 0.88 of the expected rates of tensor-core GEMMs.
 _SHARES_OF_MEASURED_VALUE = (0.93, 0.80, 1.15)
-_SHARES_OF_DERIVED_VALUE = (0.75, 0.5, None)
+_SHARES_OF_DERIVED_VALUE = (0.75, 0.5)
 # A time fails beyond this multiple of its bound.
 _FAIL_MULTIPLE = 3
 
@@ -161,15 +184,18 @@ def assess_health(
 ) -> SuiteResult:
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
-    figures_with_cases = zip(figures, result.results, strict=True)
-    suspect_environments = [
-        case.environment for rated_figure, case in figures_with_cases if rated_figure.is_out_of_band
+    suspects = [
+        case.environment
+        for rated, case in zip(figures, result.results, strict=True)
+        if rated.is_out_of_band
     ]
+    healths = {rated.health for rated in figures}
+    worst = next((health for health in _WORST_FIRST if health in healths), None)
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
-        health=_worst_health(figures) or (_NOT_ASSESSED if result.simulated else _NOTHING_ASSESSED),
-        causes=likely_causes(suspect_environments, fields) if suspect_environments else (),
+        health=worst or (_NOT_ASSESSED if result.simulated else _NOTHING_ASSESSED),
+        causes=likely_causes(suspects, fields) if suspects else (),
         figures=figures,
         left_out=tuple(left_out),
         bench=result,
@@ -179,41 +205,30 @@ def assess_health(
 def figure(case: CaseResult) -> Figure:
     """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
     amount, unit = measured_value(case)
-    expected_band = _NOT_ASSESSED if case.environment.simulated else band(case)
+    expected = _NOT_ASSESSED if case.environment.simulated else band(case)
+    health: Health | Unavailable
+    if isinstance(case.verification, Verification) and not case.verification.passed:
+        health = "fail"
+    elif isinstance(amount, Unavailable):
+        health = amount if case.is_unsupported else "fail"
+    else:
+        health = expected if isinstance(expected, Unavailable) else expected.health_of(amount)
     return Figure(
         name=figure_name(case),
         axes=case.axes,
-        health=_health_of_case(case, expected_band, amount),
+        health=health,
         reached=amount,
         unit=unit,
-        band=expected_band,
+        band=expected,
         ratio_to_limit=case.ratio_to_limit,
     )
-
-
-def _health_of_case(
-    case: CaseResult, expected_band: Band | Unavailable, amount: float | Unavailable
-) -> Health | Unavailable:
-    if isinstance(case.verification, Verification) and not case.verification.passed:
-        return "fail"
-    if isinstance(amount, Unavailable):
-        return amount if case.is_unsupported else "fail"
-    return (
-        expected_band if isinstance(expected_band, Unavailable) else expected_band.health_of(amount)
-    )
-
-
-def _worst_health(figures: Sequence[Figure]) -> Health | None:
-    healths = {rated_figure.health for rated_figure in figures}
-    return next((health for health in _WORST_FIRST if health in healths), None)
 
 
 def figure_name(case: CaseResult) -> str:
     """Return the name of the figure of a case: its bench and the value of one axis, as in ``gemm bf16``."""
     axis_text = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
-    bench_name = (
-        "" if case.name == "launch" and axis_text else case.name
-    )  # calls such as "launch-to-start" are named without "launch"
+    # Calls such as "launch-to-start" are named without "launch".
+    bench_name = "" if case.name == "launch" and axis_text else case.name
     peer_text = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench_name, axis_text, peer_text)))
 
@@ -229,43 +244,159 @@ def band(case: CaseResult) -> Band | Unavailable:
     """Return the expected value of a case, or the reason why there is none."""
     name, (_, unit) = figure_name(case), measured_value(case)
     if unit == "s":
-        return _time_band(name)
-    measured_amount = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(name)
-    if measured_amount is not None:
-        return _band_around(measured_amount, unit, _SHARES_OF_MEASURED_VALUE, "measured")
+        bound_s = _TIME_LIMITS.get(name)
+        if bound_s is None:
+            return _NO_EXPECTATION
+        return Band("s", bound_s, bound_s, _FAIL_MULTIPLE * bound_s, None, "bound")
+    measured = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(name)
+    if measured is not None:
+        warn, fail, warn_above = _SHARES_OF_MEASURED_VALUE
+        return Band(
+            unit, measured, warn * measured, fail * measured, warn_above * measured, "measured"
+        )
     if name in _NOT_DERIVED:
         return _NOT_DERIVED[name]
-    return _derived_band(case, unit)
-
-
-def _time_band(name: str) -> Band | Unavailable:
-    bound_s = _TIME_LIMITS.get(name)
-    if bound_s is None:
-        return _NO_EXPECTATION
-    return Band("s", bound_s, bound_s, _FAIL_MULTIPLE * bound_s, None, "bound")
-
-
-def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
     limit, share_of_peak = case.limit, _SHARES_OF_PEAK.get(case.name)
     if share_of_peak is None:
         return _NO_EXPECTATION
-    if not isinstance(limit, Limit):
+    if isinstance(limit, Unavailable):
         return limit
-    return _band_around(
-        share_of_peak * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED_VALUE, "derived"
+    derived = share_of_peak * case.amount / limit.datasheet_s
+    warn, fail = _SHARES_OF_DERIVED_VALUE
+    return Band(unit, derived, warn * derived, fail * derived, None, "derived")
+
+
+# --- the report: the verdict, then each figure with its expected value --------------------------------
+
+_MEASURED_COLUMNS = (Column("figure", "text"), Column("measured", "number"))
+_EXPECTED_COLUMNS = (Column("expected", "number"), Column("of expected", "number"))
+_PEAK_COLUMNS = (Column("% of peak", "number"),)
+_VERDICT_COLUMNS = (Column("verdict", "text"), Column("source", "text"))
+_CAPTION = (
+    "Source of the expected value: measured (on another GPU of this model), derived (a fraction of the "
+    "theoretical peak), or bound (a time that no healthy machine exceeds)."
+)
+_NEXT_STEPS = (
+    "look for other load on the GPU and the host: cudakit devices",
+    "check the set-up: cudakit doctor",
+)
+
+
+def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
+    """Return the report of a health check; ``detail`` adds the distribution of the samples, for a page.
+
+    The Columns are for exports such as CSV, as in the reports of other benches.
+    """
+    result = suite.bench
+    cases = result.results
+    # The headline gives these warnings as likely causes, and says that values are simulated.
+    causes = environment_warnings(environments(cases))
+    other_warnings = tuple(warning for warning in result.warnings if warning not in causes)
+    other_notes = [
+        note
+        for note in notes(replace(result, warnings=other_warnings))
+        if note.text != SIMULATED_NOTE
+    ]
+    nodes: list[Node] = [result_columns(cases), _headline(suite), figure_table(suite)]
+    for bench in suite.left_out:
+        text = f"{bench.what} was not run: {bench.reason}."
+        nodes.append(Note("warn", text, (bench.remedy,)))
+    nodes += [*_without_expectation(suite), *other_notes]
+    if cases:
+        nodes += [
+            machine_facts(result),
+            sample_columns(cases),
+            device_columns(cases[0].environment),
+        ]
+    if cases and detail:
+        nodes.append(sample_section(cases))
+    is_assessed = any(not isinstance(figure.health, Unavailable) for figure in suite.figures)
+    return Document(title(result) + ("" if is_assessed else ", not assessed"), tuple(nodes))
+
+
+def _headline(suite: SuiteResult) -> Note:
+    """Return the verdict, the figures outside of their bands, and likely causes."""
+    assessed = [figure for figure in suite.figures if not isinstance(figure.health, Unavailable)]
+    abnormal = [figure for figure in assessed if figure.is_out_of_band]
+    if not assessed:
+        reason = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
+        return Note("info", f"{capitalized(reason)}.")
+    if not abnormal:
+        return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
+    names: list[str] = []
+    for figure in sorted(abnormal, key=lambda figure: figure.health != "fail"):
+        remark = " (no value)"
+        if not isinstance(figure.reached, Unavailable):
+            remark = ""
+            if not isinstance(figure.band, Unavailable):
+                share = format_ratio(figure.reached / figure.band.expected)
+                remark = f" ({share} of expected)"
+        names.append(figure.name + remark)
+    verdict = "Fail" if suite.health == "fail" else "Warning"
+    text = (
+        f"{verdict}: {len(abnormal)} of {len(assessed)} figures are not as expected: "
+        f"{join_first_names(names, 4)}."
+    )
+    if suite.causes:
+        text += f" Likely causes: {'; '.join(suite.causes)}."
+    remedies = () if suite.causes else _NEXT_STEPS
+    return Note("error" if suite.health == "fail" else "warn", text, remedies)
+
+
+def figure_table(suite: SuiteResult) -> Table:
+    """Return a row per figure, without expected values if no figure has one."""
+    figures, cases = suite.figures, suite.bench.results
+    sizes_text = describe_sizes(cases)
+    caption = f"Sizes: {sizes_text}." if sizes_text else ""
+    if all(isinstance(figure.band, Unavailable) for figure in figures):
+        rows = tuple(
+            (Text(figure.name), _measured(figure), percent_of_peak(case))
+            for figure, case in zip(figures, cases, strict=True)
+        )
+        return Table((*_MEASURED_COLUMNS, *_PEAK_COLUMNS), rows, caption)
+    return Table(
+        (*_MEASURED_COLUMNS, *_EXPECTED_COLUMNS, *_PEAK_COLUMNS, *_VERDICT_COLUMNS),
+        tuple(map(_row, figures, cases)),
+        " ".join(filter(None, (caption, _CAPTION))),
+        faint_rows=frozenset(
+            i for i, figure in enumerate(figures) if isinstance(figure.health, Unavailable)
+        ),
     )
 
 
-def _band_around(
-    expected_value: float, unit: str, shares: tuple[float, float, float | None], source: Source
-) -> Band:
-    warn_share, fail_share, warn_above_share = shares
-    upper_limit = None if warn_above_share is None else warn_above_share * expected_value
-    return Band(
-        unit,
-        expected_value,
-        warn_share * expected_value,
-        fail_share * expected_value,
-        upper_limit,
-        source,
+def _row(figure: Figure, case: CaseResult) -> tuple[Value, ...]:
+    band = figure.band
+    expected: tuple[Value, Value, Value]
+    if isinstance(band, Unavailable):
+        expected = (band, band, band)
+    else:
+        share = cell(lambda amount: Ratio(amount / band.expected), figure.reached)
+        expected = (_amount(band.expected, band.unit), share, Text(band.source))
+    return (
+        Text(figure.name),
+        _measured(figure),
+        *expected[:2],
+        percent_of_peak(case),
+        cell(Text, figure.health),
+        expected[2],
     )
+
+
+def _measured(figure: Figure) -> Value:
+    return cell(lambda amount: _amount(amount, figure.unit), figure.reached)
+
+
+def _amount(amount: float, unit: str) -> Value:
+    return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
+
+
+def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
+    """Yield the reason why a figure lacks an expected value; nothing if all figures lack one."""
+    names: dict[str, list[str]] = {}
+    for figure in suite.figures:
+        if isinstance(figure.band, Unavailable):
+            names.setdefault(figure.band.reason, []).append(figure.name)
+    if sum(map(len, names.values())) < len(suite.figures):
+        for reason, figure_names in names.items():
+            names_text = join_first_names(list(dict.fromkeys(figure_names)))
+            yield Note("info", f"No expected value for {names_text}: {reason}.")

@@ -12,6 +12,7 @@ from cudakit.arrays.spin import Spin
 from cudakit.bench.case import Case, Mode, PreparedLatency
 from cudakit.bench.labels import Axis
 from cudakit.bench.spec import Spec, check_names, option
+from cudakit.bench.words import Words
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Stream
 
 CALLS = (
@@ -144,3 +145,12 @@ _CALLS: Mapping[str, tuple[Mode, Callable[[ComputeDevice, ExitStack], _Call]]] =
         lambda gpu, _: lambda _: gpu.destroy_stream(gpu.stream(blocking=False)),
     ),
 }
+
+
+LaunchSpec.words = Words(
+    timing=lambda case: (
+        "host time until the host sees the first write of the kernel"
+        if case.axes.get("call") == "launch-to-start"
+        else ""
+    )
+)

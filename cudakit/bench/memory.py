@@ -37,6 +37,7 @@ from cudakit.bench.spec import (
     sizes_option,
 )
 from cudakit.bench.timer import IN_CACHE, can_be_cold, l2_size_bytes
+from cudakit.bench.words import Words
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import FP32
 
@@ -297,3 +298,6 @@ class PreparedMemory:
 
     def _poison(self, target: Ptr) -> None:
         self._gpu.fill(target, POISON, self._target_bytes, LEGACY)
+
+
+MemorySpec.words = Words(rate=lambda _: "Rate: of all bytes read and written.")

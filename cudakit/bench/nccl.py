@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import ClassVar, Literal
 
 from cudakit.bench.case import Cache, Case, Mode, Verification, check_fit, verification
-from cudakit.bench.labels import Axis
+from cudakit.bench.labels import Axis, join_first_names
 from cudakit.bench.nccl_ranks import GroupTimer, RankGroup
 from cudakit.bench.pipeline import Progress, no_progress, run
 from cudakit.bench.result import (
@@ -29,11 +29,13 @@ from cudakit.bench.spec import (
     option,
     sizes_option,
 )
+from cudakit.bench.words import Words
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Stream
 from cudakit.gpu.api.arrays import ELEMENTS, Element
 from cudakit.gpu.api.collectives import OPERATIONS, Collective, bus_factor
 from cudakit.gpu.api.facts import NOT_QUERIED, NvmlView, RunContext
+from cudakit.report.document import Text, Value
 from cudakit.serialize import from_plain
 from cudakit.units import Unavailable
 
@@ -418,3 +420,32 @@ def _collective_rate(case: CaseResult) -> CollectiveRate:
         reason = Unavailable("the case was not measured")
         return CollectiveRate(reason, reason, reason)
     return CollectiveRate(case.bus_factor, case.per_second(case.bytes_moved), case.bus_bandwidth)
+
+
+# --- the report ---------------------------------------------------------------------------------------
+
+
+def _rank_rows(result: BenchResult) -> list[tuple[str, Value]]:
+    """Return the GPUs of the ranks, the links between them, and the NCCL variables that are set."""
+    collectives = result.collectives
+    if collectives is None:
+        return []
+    ranks = [f"{i}: {rank.host} GPU {rank.device}" for i, rank in enumerate(collectives.ranks)]
+    links = [f"{pair} {path}" for pair, path in collectives.links.items()]
+    variables = [f"{name}={text}" for name, text in collectives.variables.items()]
+    rows: list[tuple[str, Value]] = [("ranks", Text(join_first_names(ranks, 8)))]
+    rows += [("links", Text(join_first_names(links, 8)))] if links else []
+    rows += [("environment", Text(", ".join(variables)))] if variables else []
+    return rows
+
+
+def _explain_bandwidths(cases: Sequence[CaseResult]) -> str:
+    if all(case.bus_factor is None for case in cases):
+        return ""
+    return (
+        "Algbw: size divided by time. Busbw: algbw times the factor of nccl-tests, comparable with "
+        "the peak of a GPU's links in one direction."
+    )
+
+
+NcclSpec.words = Words(peak=_explain_bandwidths, facts=_rank_rows)

@@ -20,9 +20,11 @@ from cudakit.bench.case import POISON, Cache, Case, Mode, Verification, allocate
 from cudakit.bench.gemm_check import OperandSet
 from cudakit.bench.labels import CUDAKIT, Axis
 from cudakit.bench.ops_check import ArrayBlock, OperationCheck
+from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import Spec, check_method, check_names, check_not_empty, check_range, option
 from cudakit.bench.timer import l2_size_bytes, work_of_peak
+from cudakit.bench.words import Words
 from cudakit.errors import InputError, MissingDependency, Unsupported, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import FP32, ArrayView
@@ -461,3 +463,13 @@ class KernelLibrary:
             raise Unsupported(error.message, hint=error.hint) from error
         self.name, self.version = blas.library, blas.version
         return self._cleanup.enter_context(closing(blas.prepare(gemm, GemmSettings())))
+
+
+def _explain_rate(cases: Sequence[CaseResult]) -> str:
+    units = {case.unit for case in cases if case.amount}
+    if "B" not in units:
+        return ""
+    return f"Rate{'' if units == {'B'} else ' in bytes'}: of all bytes read and written."
+
+
+OpsSpec.words = Words(rate=_explain_rate)

@@ -6,10 +6,11 @@ alone, both together, the copies while GEMMs run all the time, and the GEMMs whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias
 
 from cudakit.bench.case import (
     Case,
@@ -25,13 +26,28 @@ from cudakit.bench.copy import WORD_BYTES, Copy, count_buffers, is_pageable
 from cudakit.bench.gemm import GemmWorkload
 from cudakit.bench.gemm_check import operand_bytes
 from cudakit.bench.labels import CUDAKIT, MEASUREMENT_AXIS, Axis
+from cudakit.bench.report.table import cell, text_range
 from cudakit.bench.result import BenchResult, CaseResult, CopyOverlap
 from cudakit.bench.spec import Spec, check_names, check_sizes
+from cudakit.bench.stats import Summary
 from cudakit.bench.timer import MAX_QUEUED
+from cudakit.bench.words import Words
 from cudakit.errors import InputError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
-from cudakit.units import Unavailable
+from cudakit.report.document import (
+    Bytes,
+    Column,
+    Node,
+    Note,
+    Rate,
+    Ratio,
+    Seconds,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable, format_bytes
 
 DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
 # The measurements of an overlap.
@@ -71,6 +87,7 @@ _MAX_WARMUP_FACTOR = 3
 _COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
 _NO_PEAK = Unavailable("the peak of work on two streams is unknown")
 _PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
+_Time: TypeAlias = float | Unavailable
 _NOT_REACHED = Unavailable("the run was interrupted before this case")
 
 
@@ -176,9 +193,9 @@ class Repetitions:
 
 def _time_alone(gpu: Gpu, prepared_workload: PreparedWorkload) -> float:
     """Return the time of one execution on an idle device in seconds."""
-    begin_event, end_event = gpu.event(), gpu.event()
     time_s = 0.0
-    try:
+    with ExitStack() as cleanup:
+        begin_event, end_event = (create_event(gpu, cleanup, timing=True) for _ in range(2))
         for executions in _PILOT_EXECUTIONS:
             times_s = []
             for _ in range(_PILOT_RUNS):
@@ -191,9 +208,6 @@ def _time_alone(gpu: Gpu, prepared_workload: PreparedWorkload) -> float:
             time_s = min(times_s) / executions
             if min(times_s) >= _MIN_PILOT_S:
                 break
-    finally:
-        gpu.destroy_event(begin_event)
-        gpu.destroy_event(end_event)
     return max(time_s, 1e-9)
 
 
@@ -238,10 +252,8 @@ class PreparedOverlap:
             self._copy = cleanup.enter_context(closing(workload.copy.prepare(gpu, seed)))
             self._gemm = cleanup.enter_context(closing(workload.gemm.prepare(gpu, seed)))
             self.second_stream = create_stream(gpu, cleanup)
-            self.fork_event, self._join_event = (
-                create_event(gpu, cleanup),
-                create_event(gpu, cleanup),
-            )
+            self.fork_event = create_event(gpu, cleanup)
+            self._join_event = create_event(gpu, cleanup)
             self.repetitions.choose(gpu, self._copy, self._gemm)
             # Verification poisons the outputs, which the timed runs have written.
             worst_verification((self._copy.verify(), self._gemm.verify()))
@@ -292,15 +304,10 @@ class PreparedOverlap:
 
     def verify(self) -> Verification:
         """Check the targets of the copies and the results of the GEMMs."""
-        prepared_workloads = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
-        return worst_verification(
-            prepared_workload.verify()
-            for prepared_workload, is_used in prepared_workloads
-            if is_used
-        )
+        works = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
+        return worst_verification(work.verify() for work, is_used in works if is_used)
 
     def close(self) -> None:
-        """Free the memory. A second call does nothing."""
         self.cleanup.close()
 
 
@@ -309,9 +316,8 @@ class PreparedConcurrent(PreparedOverlap):
 
     def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
         super().__init__(gpu, workload, seed)
-        self._timed_end, self._concurrent_end = gpu.event(), gpu.event()
-        for event in (self._timed_end, self._concurrent_end):
-            self.cleanup.callback(gpu.destroy_event, event)
+        self._timed_end = create_event(gpu, self.cleanup, timing=True)
+        self._concurrent_end = create_event(gpu, self.cleanup, timing=True)
         # Whether the two events belong to a sample that is not yet checked.
         self._has_unchecked_sample = False
         # Number of samples, and of those in which the concurrent work ended first.
@@ -375,6 +381,9 @@ class PreparedConcurrent(PreparedOverlap):
                 )
 
 
+# --- the overlap of each direction and size -----------------------------------------------------------
+
+
 def copy_overlaps(
     results: Sequence[CaseResult], planned_cases: Sequence[Case]
 ) -> tuple[CopyOverlap, ...]:
@@ -392,25 +401,24 @@ def copy_overlaps(
             copy = Copy(str(result.axes["direction"]), int(result.axes["size_bytes"]))
             results_by_copy.setdefault(copy, {})[result.axes[MEASUREMENT_AXIS]] = result
     return tuple(
-        _overlap(copy.direction, copy.size_bytes, result_by_measurement)
-        for copy, result_by_measurement in results_by_copy.items()
+        _overlap(copy.direction, copy.size_bytes, results)
+        for copy, results in results_by_copy.items()
     )
 
 
-def _overlap(
-    direction: str, size_bytes: int, result_by_measurement: Mapping[Axis, CaseResult]
-) -> CopyOverlap:
-    copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = (
-        result_by_measurement[measurement].median_s
-        if measurement in result_by_measurement
-        else _reason_not_measured(direction, measurement, has_results=bool(result_by_measurement))
-        for measurement in MEASUREMENTS
-    )
-    first_result = next(iter(result_by_measurement.values()), None)
-    settings = first_result.settings if first_result else {}
-    copies, gemms, gemm_flop = (
-        int(settings.get(name, 0)) for name in (_COPIES, _GEMMS, _GEMM_FLOP)
-    )
+def _overlap(direction: str, size_bytes: int, results: Mapping[Axis, CaseResult]) -> CopyOverlap:
+    def time_of(measurement: str) -> _Time:
+        if measurement in results:
+            return results[measurement].median_s
+        if measurement == GEMM_DURING_COPY and is_pageable(direction):
+            return _PAGEABLE
+        if not results:
+            return _NOT_REACHED
+        return Unavailable(f"the measurement {measurement} was not finished")
+
+    copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = map(time_of, MEASUREMENTS)
+    settings = next(iter(results.values())).settings if results else {}
+    copies, gemms, flop = (int(settings.get(name, 0)) for name in (_COPIES, _GEMMS, _GEMM_FLOP))
     # A copy within the device reads and writes device memory.
     moved_bytes = copies * size_bytes * (2 if direction == "d2d" else 1)
     return CopyOverlap(
@@ -427,13 +435,11 @@ def _overlap(
         _slowdown(copy_s, copy_during_gemm_s),
         _slowdown(gemm_s, gemm_during_copy_s),
         copy_s if isinstance(copy_s, Unavailable) else moved_bytes / copy_s,
-        gemm_s if isinstance(gemm_s, Unavailable) else gemms * gemm_flop / gemm_s,
+        gemm_s if isinstance(gemm_s, Unavailable) else gemms * flop / gemm_s,
     )
 
 
-def overlap_share(
-    copy_s: float | Unavailable, gemm_s: float | Unavailable, both_s: float | Unavailable
-) -> float | Unavailable:
+def overlap_share(copy_s: _Time, gemm_s: _Time, both_s: _Time) -> _Time:
     """Return the share of the shorter work that runs at the same time as the longer one.
 
     The time that the overlap saves, divided by the time of the shorter work, and limited to 0 and 1, as Intel
@@ -449,18 +455,149 @@ def overlap_share(
     return min(1.0, max(0.0, (copy_s + gemm_s - both_s) / min(copy_s, gemm_s)))
 
 
-def _slowdown(
-    alone_s: float | Unavailable, concurrent_s: float | Unavailable
-) -> float | Unavailable:
+def _slowdown(alone_s: _Time, concurrent_s: _Time) -> _Time:
     """Return the relative increase of a time by concurrent work."""
     if isinstance(alone_s, Unavailable):
         return alone_s
     return concurrent_s if isinstance(concurrent_s, Unavailable) else concurrent_s / alone_s - 1
 
 
-def _reason_not_measured(direction: str, measurement: Axis, *, has_results: bool) -> Unavailable:
-    if measurement == GEMM_DURING_COPY and is_pageable(direction):
-        return _PAGEABLE
-    if not has_results:
-        return _NOT_REACHED
-    return Unavailable(f"the measurement {measurement} was not finished")
+# --- the report: a sentence per direction, and a table of the times -----------------------------------
+
+_ROUTES: Mapping[str, str] = MappingProxyType(
+    {
+        "h2d": "from pinned host memory to the device",
+        "d2h": "from the device to pinned host memory",
+        "pageable-h2d": "from pageable host memory to the device",
+        "pageable-d2h": "from the device to pageable host memory",
+        "d2d": "within the device",
+    }
+)
+# An overlap of at least the first share is good; one below the second share is a problem.
+_GOOD_SHARE, _BAD_SHARE = 0.9, 0.5
+_PAGEABLE_REASON = (
+    "Copies of pageable memory go through a pinned buffer of the driver. Their call blocks the host, so the "
+    'GEMM is launched when the copy is over (CUDA Driver API, "API synchronization behavior").'
+)
+_PIN = "pin the host memory: pin_memory() of a tensor, or cudakit.pin(array) for existing memory"
+_CAPTION = (
+    ", which take about the same time. Together: from the first start to the last end, on two streams; "
+    "the copies are launched first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Copy "
+    "slowdown: time of the copies while GEMMs run all the time, compared with the time alone. GEMM slowdown: "
+    "the same of the GEMMs while copies run"
+)
+_PAGEABLE_CAPTION = (
+    '; "-" for pageable copies, which block the host, so that no GEMM can be launched'
+)
+
+
+def overlap_answers(overlaps: Sequence[CopyOverlap]) -> Iterator[Node]:
+    """Yield a sentence per direction and size, then the table; nothing without overlaps."""
+    if not overlaps:
+        return
+    has_several_sizes = len({overlap.size_bytes for overlap in overlaps}) > 1
+    for overlap in overlaps:
+        size = f" of {format_bytes(overlap.size_bytes)}" if has_several_sizes else ""
+        yield _answer(overlap, f"A copy{size} {_ROUTES[overlap.direction]}")
+    if any(map(_is_blocked, overlaps)):
+        yield Note("info", _PAGEABLE_REASON, (_PIN,))
+    yield _table(overlaps)
+
+
+def _answer(overlap: CopyOverlap, copy_text: str) -> Note:
+    share = overlap.overlap
+    if isinstance(share, Unavailable):
+        return Note("error", f"{copy_text}: the overlap with a GEMM is unknown: {share.reason}.")
+    text = f"{copy_text} overlaps {share:.0%} with a GEMM"
+    if _is_blocked(overlap):
+        return Note("warn", f"{text} that is launched after it.")
+    # A change below 0.5% is no change.
+    percents = {
+        name: round(100 * slowdown)
+        for name, slowdown in (("GEMM", overlap.gemm_slowdown), ("copy", overlap.copy_slowdown))
+        if not isinstance(slowdown, Unavailable)
+    }
+    changes = [
+        f"the {name} {'' if i else 'runs '}"
+        + (f"{abs(it)}% {'slower' if it > 0 else 'faster'}" if it else "at full speed")
+        for i, (name, it) in enumerate(percents.items())
+    ]
+    if len(percents) == 2 and not any(percents.values()):
+        changes = ["both run at full speed"]
+    text = "; ".join([text, ", ".join(changes)]) if changes else text
+    return Note(
+        "ok" if share >= _GOOD_SHARE else "info" if share >= _BAD_SHARE else "warn", f"{text}."
+    )
+
+
+def _is_blocked(overlap: CopyOverlap) -> bool:
+    """Return whether pageable memory prevents the overlap."""
+    share = overlap.overlap
+    is_low = not isinstance(share, Unavailable) and share < _BAD_SHARE
+    return is_low and is_pageable(overlap.direction)
+
+
+def _table(overlaps: Sequence[CopyOverlap]) -> Table:
+    titles = ("size", "copy", "GEMM", "together", "overlap", "copy slowdown", "GEMM slowdown")
+    optional_titles = ("copy rate", "GEMM rate", "copies/GEMMs")
+
+    def slowdown(value: _Time) -> Value:
+        return Text("-") if isinstance(value, Unavailable) else Ratio(value)
+
+    def count_range(counts: Sequence[int]) -> str:
+        measured = [count for count in counts if count] or [0]
+        return text_range(str(min(measured)), str(max(measured)))
+
+    rows = tuple(
+        (
+            Text(overlap.direction),
+            Bytes(overlap.size_bytes),
+            cell(Seconds, overlap.copy_s),
+            cell(Seconds, overlap.gemm_s),
+            cell(Seconds, overlap.both_s),
+            cell(Ratio, overlap.overlap),
+            slowdown(overlap.copy_slowdown),
+            slowdown(overlap.gemm_slowdown),
+            cell(lambda rate: Rate(rate, "B"), overlap.copy_bytes_per_s),
+            cell(lambda rate: Rate(rate, "FLOP"), overlap.gemm_flop_per_s),
+            Text(f"{overlap.copies}/{overlap.gemms}" if overlap.copies else "-"),
+        )
+        for overlap in overlaps
+    )
+    has_pageable = any(is_pageable(overlap.direction) for overlap in overlaps)
+    return Table(
+        (
+            Column("direction", "text"),
+            *(Column(title, "number") for title in titles),
+            *(Column(title, "number", is_optional=True) for title in optional_titles),
+        ),
+        rows,
+        f"Copy, GEMM: time alone of {count_range([it.copies for it in overlaps])} copies and "
+        f"{count_range([it.gemms for it in overlaps])} GEMMs{_CAPTION}"
+        f"{_PAGEABLE_CAPTION if has_pageable else ''}.",
+    )
+
+
+def _table_rows(result: BenchResult) -> Sequence[CaseResult]:
+    """Return a case per row of the table, with the defects of all its measurements."""
+    groups: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in result.results:
+        axes = {name: value for name, value in case.axes.items() if name != MEASUREMENT_AXIS}
+        groups.setdefault(tuple(axes.values()), []).append(replace(case, axes=axes))
+    rows: list[CaseResult] = []
+    for cases in groups.values():
+        withheld = [case for case in cases if isinstance(case.median_s, Unavailable)]
+        case = (withheld or sorted(cases, key=lambda case: case.converged))[0]
+        summaries = [it.statistics for it in cases if isinstance(it.statistics, Summary)]
+        if isinstance(case.statistics, Summary):
+            trend, bimodal = any(it.trend for it in summaries), any(it.bimodal for it in summaries)
+            case = replace(case, statistics=replace(case.statistics, trend=trend, bimodal=bimodal))
+        rows.append(replace(case, verified=all(it.verified for it in cases)))
+    return rows
+
+
+OverlapSpec.words = Words(
+    timing=lambda _: "each sample has all copies, all GEMMs, or both, timed by CUDA events",
+    answer=lambda result: overlap_answers(result.overlaps),
+    rows=_table_rows,
+)

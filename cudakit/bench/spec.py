@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
 from cudakit.bench.case import Cache, Case, Method, Mode, Rule
 from cudakit.bench.result import BenchResult
+from cudakit.bench.words import Words
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
 
@@ -120,6 +121,7 @@ class Spec:
     """
 
     bench: ClassVar[str]  # Name of the benchmark in results.
+    words: ClassVar[Words] = Words()  # What its report says, and those of others do not.
 
     seed: int = 0  # Seed of random data.
     warmup_s: float = 0.25  # Minimum warm-up time per case.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from cudakit.bench.pipeline import Progress, no_progress, run
 from cudakit.bench.roofline import Fields
 from cudakit.bench.spec import Spec
 from cudakit.errors import MissingDependency
-from cudakit.gpu.api import Gpu, Memory
+from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.arrays import FP64
 from cudakit.gpu.api.facts import RunContext
 from cudakit.gpu.api.gemm import Gemm
@@ -63,66 +62,54 @@ def check_health(
     Raises the errors of ``pipeline.run``.
     """
     run_context = run_context or RunContext()
-    left_out = missing_libraries(gpu)
-    cases = suite_cases(spec, gpu, include_gemm=not left_out)
-    result = run(spec, gpu, progress, run_context=run_context, cases=cases)
-    nvml_fields: Fields = run_context.nvml_device.fields if run_context.nvml_device else {}
-    telemetry = gpu.telemetry(("pcie_width",)).fields
-    return assess_health(
-        result, quick=spec.quick, left_out=left_out, fields={**nvml_fields, **telemetry}
-    )
-
-
-def missing_libraries(gpu: Gpu) -> tuple[SkippedBench, ...]:
-    """Return the benches whose library is missing, with the command that installs it."""
+    left_out: tuple[SkippedBench, ...] = ()
     try:
         gpu.blas("cublaslt").close()
     except MissingDependency as error:
-        return (SkippedBench("gemm", error.message, error.hint),)
-    return ()
+        left_out = (SkippedBench("gemm", error.message, error.hint),)
+    cases = suite_cases(spec, gpu, include_gemm=not left_out)
+    result = run(spec, gpu, progress, run_context=run_context, cases=cases)
+    nvml_fields: Fields = run_context.nvml_device.fields if run_context.nvml_device else {}
+    fields = {**nvml_fields, **gpu.telemetry(("pcie_width",)).fields}
+    return assess_health(result, quick=spec.quick, left_out=left_out, fields=fields)
 
 
 def suite_cases(spec: SuiteSpec, gpu: Gpu, *, include_gemm: bool) -> tuple[Case, ...]:
     """Return the cases of the health check: latencies first, and GEMMs last, because GEMMs heat the GPU."""
-    specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if include_gemm else [])]
+    quick, simulated, free_bytes = spec.quick, gpu.simulated, gpu.memory_info().free_bytes
+
+    def fitting(size_bytes: int) -> int:
+        """Halve a buffer size until a case fits in the free memory."""
+        while size_bytes * _FREE_DIVISOR > free_bytes:
+            size_bytes //= 2
+        return size_bytes
+
+    options: dict[str, Any] = {"seed": spec.seed, "blocker": spec.blocker}
+    if quick:
+        options["rule"] = _QUICK_RULE
+    # Small simulated buffers stay in L2, which has no theoretical peak, unless buffer sets rotate. The CPU
+    # computes simulated GEMMs, and few executions on one buffer set suffice.
+    rotated = {"mode": "isolated", "cache": "rotate"} if simulated else {}
+    hot = {"mode": "isolated", "cache": "hot"} if simulated else {}
+    memory_bytes = fitting(_SIMULATED_MEMORY_BYTES if simulated else _MEMORY_BYTES)
+    copy_bytes = fitting(_SIMULATED_COPY_BYTES if simulated else _COPY_BYTES)
+    specs: list[Spec] = [
+        LaunchSpec(calls=_CALLS if quick else CALLS, **options),
+        AllocSpec(allocators=("stream-ordered",), sizes_bytes=(_ALLOCATION_BYTES,), **options),
+        CopySpec(directions=_DIRECTIONS if quick else None, sizes_bytes=(copy_bytes,), **options),
+        MemorySpec(
+            operations=_OPERATIONS if quick else OPERATIONS,
+            sizes_bytes=(memory_bytes,),
+            **{**rotated, **options},
+        ),
+    ]
+    if include_gemm:
+        edge = _SIMULATED_EDGE if simulated else _EDGE
+        while edge > 1 and FP64.size_bytes * edge**2 * _FREE_DIVISOR > free_bytes:
+            edge //= 2
+        gemms = tuple(Gemm(dtype=dtype, m=edge, n=edge, k=edge) for dtype in _DATA_TYPES)
+        specs.append(GemmSpec(gemms=gemms, **{**hot, **options}))
     cases = (case for bench_spec in specs for case in bench_spec.cases(gpu))
-    if spec.quick:
+    if quick:
         cases = (replace(case, method=replace(case.method, rounds=1)) for case in cases)
     return tuple(cases)
-
-
-def _specs(spec: SuiteSpec, gpu: Gpu) -> Iterator[Spec]:
-    quick, options = spec.quick, _common_options(spec)
-    memory_bytes = _reduce_to_fit(gpu, _SIMULATED_MEMORY_BYTES if gpu.simulated else _MEMORY_BYTES)
-    copy_bytes = _reduce_to_fit(gpu, _SIMULATED_COPY_BYTES if gpu.simulated else _COPY_BYTES)
-    yield LaunchSpec(calls=_CALLS if quick else CALLS, **options)
-    yield AllocSpec(allocators=("stream-ordered",), sizes_bytes=(_ALLOCATION_BYTES,), **options)
-    yield CopySpec(directions=_DIRECTIONS if quick else None, sizes_bytes=(copy_bytes,), **options)
-    operations = _OPERATIONS if quick else OPERATIONS
-    # Small simulated buffers stay in L2, which has no theoretical peak, unless buffer sets rotate.
-    method: dict[str, Any] = {"mode": "isolated", "cache": "rotate"} if gpu.simulated else {}
-    yield MemorySpec(operations=operations, sizes_bytes=(memory_bytes,), **method, **options)
-
-
-def _gemm_spec(spec: SuiteSpec, gpu: Gpu) -> Spec:
-    edge, free_bytes = _SIMULATED_EDGE if gpu.simulated else _EDGE, gpu.memory_info().free_bytes
-    while edge > 1 and FP64.size_bytes * edge**2 * _FREE_DIVISOR > free_bytes:
-        edge //= 2
-    gemms = tuple(Gemm(dtype=dtype, m=edge, n=edge, k=edge) for dtype in _DATA_TYPES)
-    # The CPU computes the GEMMs of a simulated device, and few executions on one buffer set suffice.
-    method: dict[str, Any] = {"mode": "isolated", "cache": "hot"} if gpu.simulated else {}
-    return GemmSpec(gemms=gemms, **method, **_common_options(spec))
-
-
-def _common_options(spec: SuiteSpec) -> dict[str, Any]:
-    """Return the options that the Specs of all benches share."""
-    rule = {"rule": _QUICK_RULE} if spec.quick else {}
-    return {"seed": spec.seed, "blocker": spec.blocker, **rule}
-
-
-def _reduce_to_fit(gpu: Memory, size_bytes: int) -> int:
-    """Halve a buffer size until a case fits in the free memory."""
-    free_bytes = gpu.memory_info().free_bytes
-    while size_bytes * _FREE_DIVISOR > free_bytes:
-        size_bytes //= 2
-    return size_bytes

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.bench.case import Method
-from cudakit.bench.graph_costs import fit, graph_costs
+from cudakit.bench.graph import fit, graph_costs
 from cudakit.bench.load import load_result
 from cudakit.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
 from cudakit.bench.stats import Samples

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from contextlib import closing
@@ -14,15 +16,17 @@ from cudakit.bench.overlap import (
     OverlapSpec,
     OverlapWorkload,
     copy_overlaps,
+    overlap_answers,
     overlap_share,
 )
 from cudakit.bench.pipeline import run
-from cudakit.bench.result import BenchResult
+from cudakit.bench.result import BenchResult, CopyOverlap
 from cudakit.bench.timer import MAX_QUEUED
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
+from cudakit.report.document import Note, Ratio, Table, Text
 from cudakit.units import Unavailable
 
 KIB = 1 << 10
@@ -258,3 +262,97 @@ def test_copies_of_pinned_memory_overlap_on_gpu_and_pageable_ones_do_not() -> No
     assert all(isinstance(share, float) for share in shares.values())
     assert min(shares["h2d"], shares["d2h"]) > 0.8  # type: ignore[type-var]
     assert max(shares["pageable-h2d"], shares["pageable-d2h"]) < 0.2  # type: ignore[type-var]
+
+
+PINNED = CopyOverlap(
+    direction="h2d",
+    size_bytes=256 << 20,
+    copies=1,
+    gemms=27,
+    copy_s=4.8e-3,
+    gemm_s=5e-3,
+    both_s=5.144e-3,
+    overlap=0.97,
+    copy_during_gemm_s=4.85e-3,
+    gemm_during_copy_s=5.15e-3,
+    copy_slowdown=0.0104,
+    gemm_slowdown=0.03,
+    copy_bytes_per_s=55e9,
+    gemm_flop_per_s=750e12,
+)
+BLOCKED = Unavailable("the host is blocked")
+PAGEABLE = replace(PINNED, direction="pageable-h2d", overlap=0.01, gemm_slowdown=BLOCKED)
+
+
+def notes(*overlaps: CopyOverlap) -> list[Note]:
+    return [node for node in overlap_answers(overlaps) if isinstance(node, Note)]
+
+
+def test_answer_has_overlap_and_slowdowns() -> None:
+    (note,) = notes(PINNED)
+
+    assert note == Note(
+        "ok",
+        "A copy from pinned host memory to the device overlaps 97% with a GEMM; the GEMM runs 3% slower, "
+        "the copy 1% slower.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "end"),
+    [
+        ({"copy_slowdown": 0.001, "gemm_slowdown": -0.004}, "ok", "GEMM; both run at full speed."),
+        ({"gemm_slowdown": -0.02}, "ok", "the GEMM runs 2% faster, the copy 1% slower."),
+        ({"copy_slowdown": 0.0}, "ok", "the GEMM runs 3% slower, the copy at full speed."),
+        ({"gemm_slowdown": BLOCKED}, "ok", "with a GEMM; the copy runs 1% slower."),
+        ({"overlap": 0.7}, "info", "the copy 1% slower."),
+        ({"overlap": 0.3}, "warn", "the copy 1% slower."),
+        ({"direction": "d2d"}, "ok", "the copy 1% slower."),
+    ],
+)
+def test_answer_describes_changes(changes: dict[str, Any], level: str, end: str) -> None:
+    (note,) = notes(replace(PINNED, **changes))
+
+    assert note.level == level
+    assert note.text.endswith(end)
+
+
+def test_pageable_memory_is_explained_once() -> None:
+    first, second, reason = notes(PAGEABLE, replace(PAGEABLE, direction="pageable-d2h"))
+
+    assert (first.level, second.level) == ("warn", "warn")
+    assert first.text.endswith("overlaps 1% with a GEMM that is launched after it.")
+    assert "blocks the host" in reason.text
+    assert "cudakit.pin" in reason.remedies[0]
+
+
+def test_pageable_memory_that_overlaps_is_not_a_problem() -> None:
+    (note,) = notes(replace(PAGEABLE, overlap=0.95))
+
+    assert note.level == "ok"
+
+
+def test_several_sizes_are_named() -> None:
+    first, second = notes(PINNED, replace(PINNED, size_bytes=1 << 20))
+
+    assert "A copy of 256 MiB from" in first.text
+    assert "A copy of 1.00 MiB from" in second.text
+
+
+def test_missing_overlap_is_an_error_with_its_reason() -> None:
+    (note,) = notes(replace(PINNED, overlap=Unavailable("wrong results")))
+
+    assert note.level == "error"
+    assert note.text.endswith("the overlap with a GEMM is unknown: wrong results.")
+
+
+def test_table_has_a_row_per_direction() -> None:
+    (table,) = (node for node in overlap_answers([PINNED, PAGEABLE]) if isinstance(node, Table))
+
+    assert [row[0] for row in table.rows] == [Text("h2d"), Text("pageable-h2d")]
+    assert table.rows[0][5:8] == (Ratio(0.97), Ratio(0.0104), Ratio(0.03))
+    assert table.rows[1][7] == Text("-")
+
+
+def test_other_benches_have_no_answer() -> None:
+    assert list(overlap_answers([])) == []

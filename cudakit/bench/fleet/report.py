@@ -13,9 +13,8 @@ from cudakit.bench.fleet.result import (
     FleetResult,
     PeerComparison,
 )
-from cudakit.bench.health import SuiteResult
+from cudakit.bench.health import SuiteResult, figure_table
 from cudakit.bench.labels import join_first_names
-from cudakit.bench.report.suite import figure_table
 from cudakit.report.document import (
     Column,
     Columns,

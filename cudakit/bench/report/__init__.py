@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from cudakit.bench.report.baselines import baseline_sections
-from cudakit.bench.report.cases import cases_table
-from cudakit.bench.report.columns import device_columns, result_columns, sample_columns
-from cudakit.bench.report.curves import sweeps
-from cudakit.bench.report.facts import machine_facts, title
-from cudakit.bench.report.graphs import graph_section
-from cudakit.bench.report.notes import notes
-from cudakit.bench.report.overlap import overlap_answers
-from cudakit.bench.report.roofline import roofline_section
-from cudakit.bench.report.spread import sample_section
+from cudakit.bench.benchmarks import words_of_bench
+from cudakit.bench.report.curves import roofline_section, sweeps
+from cudakit.bench.report.lanes import baseline_sections, sample_section
+from cudakit.bench.report.notes import machine_facts, notes, title
+from cudakit.bench.report.table import cases_table, device_columns, result_columns, sample_columns
 from cudakit.bench.result import BenchResult
 from cudakit.report.document import Document, Node
 
@@ -22,17 +17,15 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
     ``detail`` adds charts and the distribution of the samples, for a page. The Columns ``results``,
     ``samples`` and ``device`` are for exports and charts.
     """
-    cases = result.results
-    nodes: list[Node] = [result_columns(cases), *overlap_answers(result.overlaps)]
-    if cases and not result.overlaps:
+    cases, answer = result.results, words_of_bench(result.bench).answer
+    nodes: list[Node] = [result_columns(cases)]
+    if answer:
+        nodes += answer(result)
+    elif cases:
         nodes.append(cases_table(cases))
-    nodes += [
-        *graph_section(result.graphs),
-        *notes(result),
-        sample_columns(cases),
-    ]
+    nodes += [*notes(result), sample_columns(cases)]
     if cases:
-        nodes += [machine_facts(cases, result.collectives), device_columns(cases[0].environment)]
+        nodes += [machine_facts(result), device_columns(cases[0].environment)]
     if cases and detail:
         nodes += sweeps(cases, result.graphs)
         nodes += roofline_section(cases)

@@ -1,4 +1,4 @@
-"""The drawing of rates or times along one axis, such as the problem size."""
+"""Curves of rates or times along one axis, such as the problem size, and the roofline plot."""
 
 from __future__ import annotations
 
@@ -16,226 +16,49 @@ from cudakit.bench.labels import (
     is_square,
     short_labels,
 )
-from cudakit.bench.report.columns import limit_s, number
+from cudakit.bench.report.table import baseline_libraries, limit_s, number, rate
 from cudakit.bench.result import CaseResult, GraphCosts
+from cudakit.bench.roofline import Limit
 from cudakit.report.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis
-from cudakit.report.document import Array, Chart, Columns, Node, Section, Series, View
+from cudakit.report.document import (
+    Array,
+    Chart,
+    Column,
+    Columns,
+    Node,
+    Rate,
+    Ratio,
+    Section,
+    Series,
+    Table,
+    Text,
+    View,
+)
 from cudakit.report.picture import (
     Plot,
     PlotKey,
     Shape,
     dots,
+    percent,
     polyline,
     series_class,
     shape,
     stretch_shapes,
     to_units,
 )
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
-_PLOT_PIXELS = 300
-# An axis is logarithmic if a ratio exceeds this limit. For the x axis, the ratio is that of the largest to
-# the smallest value; for rates, of the highest rate to the highest rate of the slowest line; for times, of
-# the longest to the shortest time.
-_LOG_X_RATIO, _LOG_RATE_RATIO, _LOG_TIME_RATIO = 8, 5, 32
-# Ratio of the lowest value to the lower end of a logarithmic axis.
-_MARGIN = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Curves:
-    """The points of all lines: x, y, the ends of the confidence interval, the peak and the fitted value."""
-
-    line: Array
-    x: Array
-    y: Array
-    low: Array
-    high: Array
-    limit: Array
-    fit: Array
-    classes: tuple[str, ...]  # CSS classes of each line.
-
-
-def draw_sweep(columns: Sequence[Columns]) -> Plot:
-    """Draw a curve per line of the Columns "sweep AXIS": the rate and its peak, or the time.
-
-    The arrays are "line" (a number, with names in ``text``), "colour" and "library" of the line, AXIS,
-    "median_s", "ci95_low_s", "ci95_high_s", "limit_s", "fit_s", and "amount" and "unit" of the work per
-    execution. Bars span the confidence intervals. A line connects the points or, if there is a fit, shows
-    the fit. The title of the plot is the text after the colon in the name of the Columns.
-    """
-    (point_columns,) = columns
-    name, _, panel = point_columns.name.removeprefix("sweep ").partition(": ")
-    shows_rate = bool(np.isfinite(point_columns.arrays["amount"]).all())
-    curves = _curves(point_columns, name, shows_rate=shows_rate)
-    x, y = (
-        _x_axis(curves.x, name),
-        _y_axis(curves, point_columns.text["unit"][0] if shows_rate else ""),
-    )
-    line_names = point_columns.text["line"]
-    limits = list(_draw_limits(curves, line_names, x, y)) if shows_rate else []
-    paths = (path for i, label in enumerate(line_names) for path in _paths(curves, i, label, x, y))
-    fit_text = (
-        ""
-        if shows_rate or np.isnan(curves.fit).all()
-        else "; lines: fixed + per node × number of nodes"
-    )
-    title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel))) + fit_text
-    x_title = axis_title(name).replace("=", " = ")
-    return Plot(
-        "line",
-        title,
-        x,
-        y,
-        shapes=(stretch_shapes([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
-        legend=tuple(_legend(curves, line_names, has_limits=bool(limits))),
-        description=f"{title} along {x_title}:  {', '.join(line_names[:8])}",
-        x_label=x_title,
-        height=_PLOT_PIXELS,
-    )
-
-
-def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
-    arrays = columns.arrays
-    low_s, median_s, high_s = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
-    line, axis_values, limit = arrays["line"], arrays[name].astype(np.float64), arrays["limit_s"]
-    fit = arrays["fit_s"]
-    first_indices = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
-    classes = tuple(
-        series_class(
-            int(arrays["colour"][first_index]), int(arrays["library"][first_index]) or None
-        )
-        for first_index in first_indices
-    )
-    if not shows_rate:
-        return _Curves(line, axis_values, median_s, low_s, high_s, limit, fit, classes)
-    # The shortest time is the highest rate.
-    amount = arrays["amount"]
-    return _Curves(
-        line,
-        axis_values,
-        amount / median_s,
-        amount / high_s,
-        amount / low_s,
-        amount / limit,
-        fit,
-        classes,
-    )
-
-
-def _x_axis(values: Array, name: str) -> Axis:
-    smallest_value, largest_value = float(values.min()), float(values.max())
-    unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    is_logarithmic = smallest_value > 0 and largest_value / smallest_value >= _LOG_X_RATIO
-    axis = (
-        log_axis(smallest_value, largest_value, unit)
-        if is_logarithmic
-        else tight_axis(smallest_value, largest_value, unit)
-    )
-    return ticked_at(axis, values, unit)
-
-
-def _y_axis(curves: _Curves, unit: str) -> Axis:
-    """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
-    plotted_values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
-    finite_values = plotted_values[np.isfinite(plotted_values)]
-    smallest_value, largest_value = float(finite_values.min()), float(finite_values.max())
-    if not unit:
-        is_logarithmic = smallest_value > 0 and largest_value / smallest_value > _LOG_TIME_RATIO
-        return (
-            log_axis(smallest_value / _MARGIN, largest_value, "seconds")
-            if is_logarithmic
-            else rounded_axis(0, largest_value, "seconds")
-        )
-    peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
-    if smallest_value > 0 and largest_value > _LOG_RATE_RATIO * min(peaks):
-        return log_axis(smallest_value / _MARGIN, largest_value * _MARGIN, "rate", amount_unit=unit)
-    return rounded_axis(0, largest_value, "rate", amount_unit=unit)
-
-
-def _draw_limits(curves: _Curves, line_names: Sequence[str], x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw the peaks as lines. Curves with equal peaks share a line, in their colour if it is the same.
-
-    The tooltip of a line names its curves.
-    """
-    peak_lines: list[tuple[dict[int, int], set[str], list[str]]] = []
-    for i, (classes, name) in enumerate(zip(curves.classes, line_names, strict=True)):
-        is_of_curve = (curves.line == i) & np.isfinite(curves.limit)
-        x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
-        y_units = to_units(1 - y.shares(curves.limit[is_of_curve]), _HEIGHT)
-        y_by_x = dict(zip(x_units, y_units, strict=True))
-        for limit_points, colours, names in peak_lines:
-            common_x = y_by_x.keys() & limit_points.keys()
-            if common_x and all(y_by_x[x_unit] == limit_points[x_unit] for x_unit in common_x):
-                limit_points.update(y_by_x)
-                colours.add(_colour(classes))
-                names.append(name)
-                break
-        else:
-            if y_by_x:
-                peak_lines.append((y_by_x, {_colour(classes)}, [name]))
-    for y_by_x, colours, names in peak_lines:
-        path = polyline(*zip(*sorted(y_by_x.items()), strict=True))
-        colour = "shared" if len(colours) > 1 else next(iter(colours))
-        yield shape(
-            "path", title=f"peak of {', '.join(names)}", class_=f"line limit {colour}", d=path
-        )
-
-
-def _colour(classes: str) -> str:
-    return classes.split()[0]
-
-
-def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
-    is_of_curve = curves.line == line_index
-    x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
-    median_y, low_y, high_y = (
-        to_units(1 - y.shares(heights[is_of_curve]), _HEIGHT)
-        for heights in (curves.y, curves.low, curves.high)
-    )
-    interval_bars = "".join(
-        f"M{x_unit} {bar_bottom}V{bar_top}"
-        for x_unit, bar_bottom, bar_top in zip(x_units, low_y, high_y, strict=True)
-    )
-    classes = curves.classes[line_index]
-    colour = _colour(classes)
-    for kind, path in (
-        (f"line {classes}", _line(curves, is_of_curve, x_units, median_y, y)),
-        (f"line {colour}", interval_bars),
-        (f"scatter {colour}", dots(x_units, median_y)),
-    ):
-        yield shape("path", title=name, class_=kind, d=path)
-
-
-def _line(
-    curves: _Curves, is_of_curve: Array, x_units: list[int], median_y: list[int], y: Axis
-) -> str:
-    """Return the path of the fitted values or, without positive fitted values, of the points."""
-    fitted_values = curves.fit[is_of_curve]
-    has_fit = np.isfinite(fitted_values).all() and bool((fitted_values > 0).all())
-    return polyline(
-        x_units, to_units(1 - y.shares(fitted_values), _HEIGHT) if has_fit else median_y
-    )
-
-
-def _legend(curves: _Curves, names: tuple[str, ...], *, has_limits: bool) -> list[PlotKey]:
-    legend_keys = [
-        PlotKey(name, classes=classes) for name, classes in zip(names, curves.classes, strict=True)
-    ]
-    if has_limits:
-        return [*legend_keys, PlotKey("peak", classes="limit shared")]
-    return legend_keys if len(legend_keys) > 1 else []
-
-
-# --- Charts of the rate or time of cases that differ in one axis only ------------------------------
+# --- charts of the cases that differ in one axis only -------------------------------------------------
 
 # Minimum number of points of a curve.
 _MIN_POINTS = 3
 # Maximum number of lines in a chart: more lines would be hard to distinguish.
 _MAX_LINES = 9
 # The x axis is logarithmic if its largest value is at least this multiple of its smallest one.
-_MIN_LOG_RATIO = 8
+_LOG_X_RATIO = 8
 # The axis of GEMMs with m = n = k.
 _SQUARE = "m=n=k"
 
@@ -255,32 +78,31 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
 
     ``graphs`` are the costs of graphs, whose linear fits are drawn with the times of the steps.
     """
-    timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     # Square GEMMs have an additional axis.
-    square_axes = [_SQUARE] if any(map(is_square, timed_cases)) else []
-    for name in [*square_axes, *axis_names(timed_cases)]:
-        if groups := _groups(timed_cases, name):
-            pictures = (
-                node for group in _panels(groups) for node in _picture(name, *group, graphs)
-            )
-            yield Section(f"By {axis_title(name).replace('=', ' = ')}", tuple(pictures))
+    square_axes = [_SQUARE] if any(map(is_square, timed)) else []
+    for name in [*square_axes, *axis_names(timed)]:
+        groups = _groups(timed, name)
+        nodes: list[Node] = []
+        for panel, lines_of_panel in _panels(groups) if groups else ():
+            lines = _lines(name, lines_of_panel)
+            columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
+            nodes += [columns, View("sweep", (columns.name,), draw_sweep, _chart(name, lines))]
+        if nodes:
+            yield Section(f"By {axis_title(name).replace('=', ' = ')}", tuple(nodes))
 
 
 def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     """Group the cases that differ only in one numeric axis, sorted along it."""
-    cases_by_axes: dict[tuple[object, ...], list[CaseResult]] = {}
+    groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         if _coordinate(case, name) is not None:
-            fixed_axes = (
-                (axis, axis_value)
-                for axis, axis_value in case.axes.items()
-                if axis not in _axes_of(name)
-            )
-            cases_by_axes.setdefault((case.name, case.library, *fixed_axes), []).append(case)
+            fixed_axes = (item for item in case.axes.items() if item[0] not in _axes_of(name))
+            groups.setdefault((case.name, case.library, *fixed_axes), []).append(case)
     return [
-        sorted(cases_of_group, key=lambda case: _position(case, name))
-        for cases_of_group in cases_by_axes.values()
-        if len({_coordinate(case, name) for case in cases_of_group}) >= _MIN_POINTS
+        sorted(group, key=lambda case: _position(case, name))
+        for group in groups.values()
+        if len({_position(case, name) for case in group}) >= _MIN_POINTS
     ]
 
 
@@ -289,9 +111,9 @@ def _axes_of(name: str) -> tuple[str, ...]:
 
 
 def _coordinate(case: CaseResult, name: str) -> float | None:
-    if name == _SQUARE:
-        return _coordinate(case, DIMENSIONS[0]) if is_square(case) else None
-    value = case.axes.get(name)
+    if name == _SQUARE and not is_square(case):
+        return None
+    value = case.axes.get(_axes_of(name)[0])
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -299,138 +121,537 @@ def _position(case: CaseResult, name: str) -> float:
     return _coordinate(case, name) or 0.0
 
 
-def _panels(
-    groups: Sequence[list[CaseResult]],
-) -> Iterator[tuple[str, list[list[CaseResult]]]]:
+def _panels(groups: list[list[CaseResult]]) -> Iterable[tuple[str, list[list[CaseResult]]]]:
     """Split many groups into titled charts, along the text axis that gives the fewest charts."""
-    first_cases = [group[0] for group in groups]
-    panels_by_axis: dict[str, dict[str, list[list[CaseResult]]]] = {}
-    for name in axis_names(first_cases):
-        curves_by_panel: dict[str, list[list[CaseResult]]] = {}
-        for group in groups:
-            curves_by_panel.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
-        if len(curves_by_panel) > 1 and all(
-            isinstance(first_case.axes.get(name), str) for first_case in first_cases
-        ):
-            panels_by_axis[name] = curves_by_panel
-    if len(groups) <= _MAX_LINES or not panels_by_axis:
-        yield "", list(groups)
-        return
-    small_enough_panels = [
-        curves_by_chart
-        for curves_by_chart in panels_by_axis.values()
-        if max(map(len, curves_by_chart.values())) <= _MAX_LINES
-    ]
-    yield from min(small_enough_panels or panels_by_axis.values(), key=len).items()
-
-
-def _picture(
-    name: str, panel: str, groups: Sequence[list[CaseResult]], graphs: Sequence[GraphCosts]
-) -> tuple[Node, ...]:
-    lines = _lines(name, groups)
-    columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
-    return columns, View("sweep", (columns.name,), draw_sweep, _chart(name, lines))
+    choices: list[dict[str, list[list[CaseResult]]]] = []
+    for name in axis_names([group[0] for group in groups]):
+        values = [group[0].axes.get(name) for group in groups]
+        panels: dict[str, list[list[CaseResult]]] = {}
+        for value, group in zip(values, groups, strict=True):
+            panels.setdefault(str(value), []).append(group)
+        if len(panels) > 1 and all(isinstance(value, str) for value in values):
+            choices.append(panels)
+    if len(groups) <= _MAX_LINES or not choices:
+        return [("", groups)]
+    small = [panels for panels in choices if max(map(len, panels.values())) <= _MAX_LINES]
+    return min(small or choices, key=len).items()
 
 
 def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
-    first_cases = [group[0] for group in groups]
-    omitted_axes = _axes_of(name)
-    work_labels = short_labels(first_cases, omitted_axes=omitted_axes, with_library=False)
-    libraries = list(dict.fromkeys([CUDAKIT, *(first_case.library for first_case in first_cases)]))
-    colours = list(dict.fromkeys(work_labels))
-    line_labels = short_labels(first_cases, omitted_axes=omitted_axes)
+    first_cases, omitted_axes = [group[0] for group in groups], _axes_of(name)
+    works = short_labels(first_cases, omitted_axes=omitted_axes, with_library=False)
+    labels = short_labels(first_cases, omitted_axes=omitted_axes)
+    libraries, colours = [CUDAKIT, *baseline_libraries(first_cases)], list(dict.fromkeys(works))
     return [
-        _Line(label, tuple(group), colours.index(work_label), libraries.index(group[0].library))
-        for label, work_label, group in zip(line_labels, work_labels, groups, strict=True)
+        _Line(label, tuple(group), colours.index(work), libraries.index(group[0].library))
+        for label, work, group in zip(labels, works, groups, strict=True)
     ]
 
 
 def _columns(
     title: str, name: str, lines: Sequence[_Line], graphs: Sequence[GraphCosts]
 ) -> Columns:
-    indexed_cases = [(index, line, case) for index, line in enumerate(lines) for case in line.cases]
-    cases = [case for _, _, case in indexed_cases]
-    no_interval = (np.nan, np.nan)
-    intervals = [
-        no_interval if isinstance(case.ci95_s, Unavailable) else case.ci95_s for case in cases
-    ]
+    indexed = [(index, line, case) for index, line in enumerate(lines) for case in line.cases]
+    cases = [case for _, _, case in indexed]
+    unknown = (np.nan, np.nan)
+    intervals = [unknown if isinstance(it.ci95_s, Unavailable) else it.ci95_s for it in cases]
+    # Rates in bytes and in operations per second have no common axis; a chart of NaN shows times.
+    has_rates = len({case.unit == "B" for case in cases}) == 1
     return Columns(
         f"sweep {title}",
         {
-            "line": np.array([index for index, _, _ in indexed_cases], np.int64),
-            "colour": np.array([line.colour for _, line, _ in indexed_cases], np.int64),
-            "library": np.array([line.library for _, line, _ in indexed_cases], np.int64),
-            name: _float_array(_position(case, name) for case in cases),
-            "median_s": _float_array(number(case.median_s) for case in cases),
-            "ci95_low_s": _float_array(low for low, _ in intervals),
-            "ci95_high_s": _float_array(high for _, high in intervals),
-            "limit_s": _float_array(map(limit_s, cases)),
-            "fit_s": _float_array(_fit_s(case, name, graphs) for case in cases),
-            "amount": _float_array(_amounts(cases)),
+            "line": np.array([index for index, _, _ in indexed], np.int64),
+            "colour": np.array([line.colour for _, line, _ in indexed], np.int64),
+            "library": np.array([line.library for _, line, _ in indexed], np.int64),
+            name: _floats(_position(case, name) for case in cases),
+            "median_s": _floats(number(case.median_s) for case in cases),
+            "ci95_low_s": _floats(low for low, _ in intervals),
+            "ci95_high_s": _floats(high for _, high in intervals),
+            "limit_s": _floats(map(limit_s, cases)),
+            "fit_s": _floats(_fit_s(case, name, graphs) for case in cases),
+            "amount": _floats(case.amount or np.nan if has_rates else np.nan for case in cases),
             "unit": np.zeros(len(cases), np.int64),
         },
-        {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
+        {"line": tuple(line.name for line in lines), "unit": (_common({it.unit for it in cases}),)},
     )
 
 
-def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
-    """Return the fitted time of a step; NaN without a fit."""
-    for graph in graphs:
-        if (graph.topology, graph.kind) == (case.axes.get("topology"), case.axes.get("kind")):
-            for step in graph.steps:
-                if step.step == case.axes.get("step") and name == "nodes":
-                    return number(step.fixed_s) + number(step.node_s) * _position(case, name)
-    return float("nan")
-
-
-def _amounts(cases: Sequence[CaseResult]) -> list[float]:
-    """Return the work per execution, or NaN for all cases if some count bytes and others operations.
-
-    Rates in bytes and in operations per second have no common axis; a chart of NaN shows times.
-    """
-    is_in_bytes = {case.unit == "B" for case in cases}
-    return [case.amount or np.nan if len(is_in_bytes) == 1 else np.nan for case in cases]
-
-
-def _unit(cases: Sequence[CaseResult]) -> str:
+def _common(units: set[str]) -> str:
     """Return the unit of the rates, or OP if the cases have operations of several kinds."""
-    units = {case.unit for case in cases}
     return units.pop() if len(units) == 1 else "OP"
+
+
+def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
+    """Return the fitted time of a step of a graph; NaN without a fit."""
+    axes = case.axes
+    for graph in graphs if name == "nodes" else ():
+        if (graph.topology, graph.kind) == (axes.get("topology"), axes.get("kind")):
+            for step in graph.steps:
+                if step.step == axes.get("step"):
+                    return number(step.fixed_s) + number(step.node_s) * _position(case, name)
+    return np.nan
 
 
 def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     """Return a chart for terminal and Markdown: of the % of peak if all cases have one, else of the time."""
     cases = [case for line in lines for case in line.cases]
     positions = sorted({_position(case, name) for case in cases})
-    shows_percent_of_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
-    is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _MIN_LOG_RATIO
+    has_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
+    is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _LOG_X_RATIO
+    series: list[Series] = []
+    for line in lines:
+        heights = {
+            _position(case, name): number(case.ratio_to_limit if has_peak else case.median_s)
+            for case in line.cases
+        }
+        points = _floats(heights.get(position, np.nan) for position in positions)
+        series.append(Series(line.name, points, step=False))
     title = axis_title(name)
     return Chart(
-        title="% of peak" if shows_percent_of_peak else "Time",
+        title="% of peak" if has_peak else "Time",
         x=np.log2(positions) if is_logarithmic else np.array(positions, np.float64),
-        series=tuple(
-            Series(
-                line.name,
-                _curve_heights(line, name, positions, percent_of_peak=shows_percent_of_peak),
-                step=False,
-            )
-            for line in lines
-        ),
+        series=tuple(series),
         x_label=f"log2 of {title}" if is_logarithmic else title,
-        y_unit="ratio" if shows_percent_of_peak else "seconds",
+        y_unit="ratio" if has_peak else "seconds",
     )
 
 
-def _curve_heights(
-    line: _Line, name: str, positions: list[float], *, percent_of_peak: bool
-) -> Array:
-    """Return the height of a line at each position, NaN where the line has no point."""
-    height_by_x = {
-        _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)
-        for case in line.cases
-    }
-    return _float_array(height_by_x.get(position, np.nan) for position in positions)
-
-
-def _float_array(values: Iterable[float]) -> Array:
+def _floats(values: Iterable[float]) -> Array:
     return np.fromiter(values, np.float64)
+
+
+# --- the drawing of such a chart ----------------------------------------------------------------------
+
+_SWEEP_PIXELS = 300
+# An axis is logarithmic if a ratio exceeds this limit. For rates, it is that of the highest rate to the
+# highest rate of the slowest line; for times, of the longest to the shortest time.
+_LOG_RATE_RATIO, _LOG_TIME_RATIO = 5, 32
+# Ratio of the lowest value to the lower end of a logarithmic axis.
+_MARGIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Curves:
+    """The points of all lines: x, y, the ends of the confidence interval, the peak and the fitted value."""
+
+    line: Array
+    x: Array
+    y: Array
+    low: Array
+    high: Array
+    limit: Array
+    fit: Array
+    classes: tuple[str, ...]  # CSS classes of each line; the first one is its colour.
+
+
+def draw_sweep(columns: Sequence[Columns]) -> Plot:
+    """Draw a curve per line of the Columns "sweep AXIS": the rate and its peak, or the time.
+
+    The arrays are "line" (a number, with names in ``text``), "colour" and "library" of the line, AXIS,
+    "median_s", "ci95_low_s", "ci95_high_s", "limit_s", "fit_s", and "amount" and "unit" of the work per
+    execution. Bars span the confidence intervals. A line connects the points or, if there is a fit, shows
+    the fit. The title of the plot is the text after the colon in the name of the Columns.
+    """
+    (points,) = columns
+    name, _, panel = points.name.removeprefix("sweep ").partition(": ")
+    shows_rate = bool(np.isfinite(points.arrays["amount"]).all())
+    curves = _curves(points, name, shows_rate=shows_rate)
+    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if shows_rate else "")
+    names = points.text["line"]
+    limits = list(_draw_limits(curves, names, x, y)) if shows_rate else []
+    paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
+    title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel)))
+    if not shows_rate and not np.isnan(curves.fit).all():
+        title += "; lines: fixed + per node × number of nodes"
+    legend = [PlotKey(it, classes=key) for it, key in zip(names, curves.classes, strict=True)]
+    if limits:
+        legend.append(PlotKey("peak", classes="limit shared"))
+    x_title = axis_title(name).replace("=", " = ")
+    return Plot(
+        "line",
+        title,
+        x,
+        y,
+        shapes=(stretch_shapes([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
+        legend=tuple(legend) if len(legend) > 1 else (),
+        description=f"{title} along {x_title}:  {', '.join(names[:8])}",
+        x_label=x_title,
+        height=_SWEEP_PIXELS,
+    )
+
+
+def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
+    arrays = columns.arrays
+    line, fit, limit = arrays["line"], arrays["fit_s"], arrays["limit_s"]
+    low, y, high = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
+    if shows_rate:  # the shortest time is the highest rate
+        amount = arrays["amount"]
+        low, y, high, limit = amount / high, amount / y, amount / low, amount / limit
+    first_indices = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
+    classes = tuple(
+        series_class(int(arrays["colour"][i]), int(arrays["library"][i]) or None)
+        for i in first_indices
+    )
+    return _Curves(line, arrays[name].astype(np.float64), y, low, high, limit, fit, classes)
+
+
+def _x_axis(values: Array, name: str) -> Axis:
+    low, high = float(values.min()), float(values.max())
+    unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
+    is_logarithmic = low > 0 and high / low >= _LOG_X_RATIO
+    axis = log_axis(low, high, unit) if is_logarithmic else tight_axis(low, high, unit)
+    return ticked_at(axis, values, unit)
+
+
+def _y_axis(curves: _Curves, unit: str) -> Axis:
+    """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
+    values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
+    values = values[np.isfinite(values)]
+    low, high = float(values.min()), float(values.max())
+    if not unit:
+        if low > 0 and high / low > _LOG_TIME_RATIO:
+            return log_axis(low / _MARGIN, high, "seconds")
+        return rounded_axis(0, high, "seconds")
+    peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
+    if low > 0 and high > _LOG_RATE_RATIO * min(peaks):
+        return log_axis(low / _MARGIN, high * _MARGIN, "rate", amount_unit=unit)
+    return rounded_axis(0, high, "rate", amount_unit=unit)
+
+
+def _draw_limits(curves: _Curves, names: Sequence[str], x: Axis, y: Axis) -> Iterator[Shape]:
+    """Draw the peaks as lines. Curves with equal peaks share a line, in their colour if it is the same.
+
+    The tooltip of a line names its curves.
+    """
+    peaks: list[tuple[dict[int, int], set[str], list[str]]] = []
+    for i, (classes, name) in enumerate(zip(curves.classes, names, strict=True)):
+        colour = classes.split()[0]
+        is_of_curve = (curves.line == i) & np.isfinite(curves.limit)
+        x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
+        y_units = to_units(1 - y.shares(curves.limit[is_of_curve]), _HEIGHT)
+        y_by_x = dict(zip(x_units, y_units, strict=True))
+        for points, colours, names_of_peak in peaks:
+            common = y_by_x.keys() & points.keys()
+            if common and all(y_by_x[it] == points[it] for it in common):
+                points.update(y_by_x)
+                colours.add(colour)
+                names_of_peak.append(name)
+                break
+        else:
+            if y_by_x:
+                peaks.append((y_by_x, {colour}, [name]))
+    for points, colours, names_of_peak in peaks:
+        colour = "shared" if len(colours) > 1 else next(iter(colours))
+        path = polyline(*zip(*sorted(points.items()), strict=True))
+        title = f"peak of {', '.join(names_of_peak)}"
+        yield shape("path", title=title, class_=f"line limit {colour}", d=path)
+
+
+def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
+    is_of_curve = curves.line == line_index
+    x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
+    median_y, low_y, high_y = (
+        to_units(1 - y.shares(heights[is_of_curve]), _HEIGHT)
+        for heights in (curves.y, curves.low, curves.high)
+    )
+    # The line shows the fitted values or, without positive fitted values, connects the points.
+    fit = curves.fit[is_of_curve]
+    has_fit = np.isfinite(fit).all() and bool((fit > 0).all())
+    line = polyline(x_units, to_units(1 - y.shares(fit), _HEIGHT) if has_fit else median_y)
+    bars = "".join(
+        f"M{at} {low}V{high}" for at, low, high in zip(x_units, low_y, high_y, strict=True)
+    )
+    classes = curves.classes[line_index]
+    colour = classes.split()[0]
+    for css_class, path in (
+        (f"line {classes}", line),
+        (f"line {colour}", bars),
+        (f"scatter {colour}", dots(x_units, median_y)),
+    ):
+        yield shape("path", title=name, class_=css_class, d=path)
+
+
+# --- the roofline plot: operations per second by operations per byte ----------------------------------
+
+_ROOFLINE_PIXELS = 360
+# Factors by which the axes extend beyond the points and the ridge of the roofline.
+_MARGIN_X, _MARGIN_Y = 2.0, 1.6
+# The width of a letter as a share of a narrow plot, and the height of a line of text in pixels.
+_LETTER_WIDTH, _LINE_PIXELS = 0.011, 13
+_MAX_LETTERS = 40  # Maximum length of a label.
+# The distance from a point to its label in pixels, and half the width of a dot as a share of the plot.
+_LABEL_GAP, _DOT_RADIUS = 9, 0.009
+# The distance from a roof to the middle of its label, in pixels.
+_ROOF_LABEL_GAP = 10
+
+
+def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
+    """Return the roofline plot of the cases that have arithmetic, memory traffic and known peaks."""
+    plotted = [
+        (case, case.limit)
+        for case in cases
+        if case.operations
+        and case.bytes_moved
+        and isinstance(case.limit, Limit)
+        and not isinstance(case.median_s, Unavailable)
+        and not isinstance(case.limit.operations_per_s, Unavailable)
+        and not isinstance(case.limit.bytes_per_s, Unavailable)
+    ]
+    if plotted:
+        columns = _roofline_columns(plotted)
+        view = View("roofline", (columns.name,), draw_roofline, _roofline_table(plotted))
+        yield Section("Roofline", (columns, view))
+
+
+def _roofline_columns(plotted: Sequence[tuple[CaseResult, Limit]]) -> Columns:
+    cases = [case for case, _ in plotted]
+    kinds = [str(case.axes.get("dtype", case.axes.get("operation", case.name))) for case in cases]
+    kind_names = list(dict.fromkeys(kinds))
+    libraries = [CUDAKIT, *baseline_libraries(cases)]
+    return Columns(
+        "roofline",
+        {
+            "case": np.arange(len(cases)),
+            "kind": np.array([kind_names.index(kind) for kind in kinds], np.int64),
+            "near": np.arange(len(cases)),
+            "library": np.array([libraries.index(case.library) for case in cases], np.int64),
+            "operations_per_byte": np.array([case.operations / case.bytes_moved for case in cases]),
+            "operations_per_s": _floats(number(it.per_second(it.operations)) for it in cases),
+            "peak_operations_per_s": _floats(number(it.operations_per_s) for _, it in plotted),
+            "peak_bytes_per_s": _floats(number(limit.bytes_per_s) for _, limit in plotted),
+            "unit": np.zeros(len(cases), np.int64),
+        },
+        {
+            "case": tuple(short_labels(cases)),
+            "kind": tuple(kind_names),
+            "near": tuple(short_labels(cases, omitted_axes=("dtype",), with_library=False)),
+            "library": tuple(libraries),
+            "unit": (_common({case.operation for case in cases}),),
+        },
+    )
+
+
+def _roofline_table(plotted: Sequence[tuple[CaseResult, Limit]]) -> Table:
+    def intensity(case: CaseResult) -> str:
+        value = case.operations / case.bytes_moved
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+    return Table(
+        columns=(
+            Column("case", "text"),
+            Column("operations per byte", "number"),
+            Column("rate", "number"),
+            Column("peak", "number"),
+            Column("% of peak", "bar"),
+        ),
+        rows=tuple(
+            (
+                Text(name),
+                Text(intensity(case)),
+                rate(case),
+                Rate(case.operations / limit.seconds, case.operation),
+                Ratio(number(case.ratio_to_limit)),
+            )
+            for name, (case, limit) in zip(
+                short_labels([case for case, _ in plotted]), plotted, strict=True
+            )
+        ),
+        caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """The area of a label or a dot: x is a share of the plot's width, y is in pixels."""
+
+    left_x: float
+    right_x: float
+    middle_y: float
+
+    @property
+    def is_inside(self) -> bool:
+        return self.left_x >= 0 and self.right_x <= 1
+
+    def overlaps(self, other: _Box) -> bool:
+        is_apart = self.right_x <= other.left_x or other.right_x <= self.left_x
+        return not is_apart and abs(self.middle_y - other.middle_y) < _LINE_PIXELS
+
+
+@dataclass(frozen=True, slots=True)
+class _PointLabel:
+    """The label of a point or of a roof, to the right or left of the point.
+
+    ``x`` is a share of the plot's width, ``y`` is the distance from the top of the plot in pixels.
+    """
+
+    text: str
+    x: float
+    y: float
+    is_left: bool = False
+    gap: int = _LABEL_GAP  # Distance from the point in pixels.
+
+    @property
+    def box(self) -> _Box:
+        width = min(len(self.text), _MAX_LETTERS) * _LETTER_WIDTH
+        offset = _DOT_RADIUS if self.gap else 0.0
+        if self.is_left:
+            return _Box(self.x - offset - width, self.x - offset, self.y)
+        return _Box(self.x + offset, self.x + offset + width, self.y)
+
+    def draw(self) -> Shape:
+        return shape(
+            "text",
+            self.text,
+            max_length=_MAX_LETTERS,
+            class_="tick end outlined" if self.is_left else "tick outlined",
+            x=percent(self.x),
+            dx=-self.gap if self.is_left else self.gap,
+            y=self.y,
+            dy="0.32em",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Roofline:
+    """The Columns of the roofline plot, and its axes."""
+
+    columns: Columns
+    x: Axis
+    y: Axis
+
+    @property
+    def unit(self) -> str:
+        return self.columns.text["unit"][0]
+
+    @property
+    def peaks(self) -> Array:
+        arrays = self.columns.arrays
+        return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
+
+    def y_pixels(self, rate: float) -> float:
+        """Return the distance of a rate from the top of the plot in pixels."""
+        return _ROOFLINE_PIXELS * (1 - self.y.share(rate))
+
+
+def draw_roofline(columns: Sequence[Columns]) -> Plot:
+    """Draw a dot per case of the Columns "roofline", and the roofs above the dots (Williams et al., 2009).
+
+    The arrays "case", "kind" (of arithmetic), "near" (the label of the dot), "library" (0 is cudakit) and
+    "unit" (of the operations) have numbers, whose names are in ``text``. The arrays "operations_per_byte",
+    "operations_per_s", "peak_operations_per_s" and "peak_bytes_per_s" are positive.
+    """
+    (points,) = columns
+    arrays, text = points.arrays, points.text
+    peak = arrays["peak_operations_per_s"]
+    ridges = peak / arrays["peak_bytes_per_s"]
+    intensities = np.concatenate((arrays["operations_per_byte"], ridges))
+    rates = np.concatenate((arrays["operations_per_s"], peak))
+    x = log_axis(
+        float(intensities.min()) / _MARGIN_X, float(intensities.max()) * _MARGIN_X, "count"
+    )
+    y = log_axis(
+        float(rates.min()) / _MARGIN_Y,
+        float(rates.max()) * _MARGIN_Y,
+        "rate",
+        amount_unit=text["unit"][0],
+    )
+    plot = _Roofline(points, x, y)
+    title = "Rate by arithmetic intensity, below the roofline"
+    roofs, cases = (
+        stretch_shapes(shapes, width=_WIDTH, height=_HEIGHT)
+        for shapes in (_draw_roofs(plot), _draw_cases(plot))
+    )
+    legend = [
+        PlotKey(it, classes=f"case {series_class(i, 0)}") for i, it in enumerate(text["kind"])
+    ]
+    if baselines := ", ".join(text["library"][1:]):
+        legend.append(PlotKey(baselines, classes="ring shared", hollow=True))
+    return Plot(
+        "scatter",
+        title,
+        x,
+        y,
+        shapes=(shape("g", roofs, *_draw_labels(plot), cases),),
+        legend=tuple(legend),
+        description=f"{title}: {', '.join(text['case'][:8])}",
+        x_label=f"arithmetic intensity ({plot.unit} per byte)",
+        height=_ROOFLINE_PIXELS,
+    )
+
+
+def _draw_roofs(plot: _Roofline) -> Iterator[Shape]:
+    """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
+    x, y = plot.x, plot.y
+    for operations_per_s, bytes_per_s in np.unique(plot.peaks, axis=0).tolist():
+        # The part of the roof that is below the plot is not drawn.
+        start = max(x.low, y.low / bytes_per_s)
+        corners = np.array([start, operations_per_s / bytes_per_s, x.high])
+        heights = np.minimum(corners * bytes_per_s, operations_per_s)
+        x_units = to_units(x.shares(corners), _WIDTH)
+        path = polyline(x_units, to_units(1 - y.shares(heights), _HEIGHT))
+        yield shape("path", class_="line roof", d=path)
+
+
+def _draw_cases(plot: _Roofline) -> Iterator[Shape]:
+    """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point.
+
+    Of dots that overlap, the first one has the label, and is drawn last, above the others.
+    """
+    arrays, names = plot.columns.arrays, plot.columns.text["case"]
+    x_units = to_units(plot.x.shares(arrays["operations_per_byte"]), _WIDTH)
+    y_units = to_units(1 - plot.y.shares(arrays["operations_per_s"]), _HEIGHT)
+    is_cudakit = arrays["library"] == 0
+    for i in [*np.flatnonzero(~is_cudakit).tolist(), *np.flatnonzero(is_cudakit)[::-1].tolist()]:
+        rate_text = format_rate(float(arrays["operations_per_s"][i]), plot.unit)
+        dot, colour = dots([x_units[i]], [y_units[i]]), series_class(int(arrays["kind"][i]), 0)
+        title = f"{names[int(arrays['case'][i])]}: {rate_text}"
+        kind = "case" if is_cudakit[i] else "ring"
+        yield shape("path", title=title, class_=f"scatter {kind} {colour}", d=dot)
+        if not is_cudakit[i]:
+            yield shape("path", class_="scatter hole", d=dot)
+
+
+def _draw_labels(plot: _Roofline) -> Iterator[Shape]:
+    """Label the roofs, and the dots of cudakit: on the right, on the left, or nowhere if both lack space."""
+    arrays, names = plot.columns.arrays, plot.columns.text["near"]
+    x_shares = plot.x.shares(arrays["operations_per_byte"]).tolist()
+    heights = [plot.y_pixels(rate) for rate in arrays["operations_per_s"].tolist()]
+    boxes = [
+        _Box(x - _DOT_RADIUS, x + _DOT_RADIUS, y) for x, y in zip(x_shares, heights, strict=True)
+    ]
+    roofs = list(_roof_labels(plot, boxes))
+    occupied = [*boxes, *(roof.box for roof in roofs)]
+    labelled: list[_Box] = []
+    yield from (roof.draw() for roof in roofs)
+    for i in np.flatnonzero(arrays["library"] == 0).tolist():
+        # Of dots that overlap, only the first has a label.
+        if any(map(boxes[i].overlaps, labelled)):
+            continue
+        name = names[int(arrays["near"][i])]
+        for is_left in (False, True):
+            label = _PointLabel(name, x_shares[i], heights[i], is_left=is_left)
+            if label.box.is_inside and not any(map(label.box.overlaps, occupied)):
+                occupied.append(label.box)
+                labelled.append(boxes[i])
+                yield label.draw()
+                break
+
+
+def _roof_labels(plot: _Roofline, boxes: Sequence[_Box]) -> Iterator[_PointLabel]:
+    """Label the roofs of the bandwidth and of the arithmetic peaks, at the end that dots do not cover."""
+    kinds, peaks = plot.columns.arrays["kind"], plot.peaks
+    bytes_per_s = float(peaks[:, 1].max())
+    for operations_per_s in np.unique(peaks[:, 0]).tolist():
+        kinds_at_peak = np.unique(kinds[peaks[:, 0] == operations_per_s]).tolist()
+        names = ", ".join(plot.columns.text["kind"][kind] for kind in kinds_at_peak)
+        text = f"{names}: {format_rate(operations_per_s, plot.unit)}"
+        y = plot.y_pixels(operations_per_s) - _ROOF_LABEL_GAP
+        flat = _PointLabel(text, 1.0, y, is_left=True, gap=0)
+        slope = _PointLabel(text, plot.x.share(operations_per_s / bytes_per_s), y)
+        is_covered = any(map(flat.box.overlaps, boxes))
+        yield slope if is_covered and slope.box.is_inside else flat
+    ridge = float(peaks[:, 0].max()) / bytes_per_s
+    middle = (max(plot.x.low, plot.y.low / bytes_per_s) * ridge) ** 0.5
+    y = plot.y_pixels(middle * bytes_per_s) - _ROOF_LABEL_GAP
+    text = f"memory: {format_rate(bytes_per_s, 'B')}"
+    yield _PointLabel(text, plot.x.share(middle), y, is_left=True)

@@ -1,184 +1,169 @@
-"""The notes below a table of cases: errors, cases that were not run, warnings, number of verified results."""
+"""Below the table of cases: errors, warnings, and the method, versions and GPU state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
-from cudakit.bench.labels import MEASUREMENT_AXIS, count_cases, describe_subset
+from cudakit.bench.benchmarks import BENCHMARKS, spec_class, words_of_bench
+from cudakit.bench.case import Method
+from cudakit.bench.labels import (
+    CUDAKIT,
+    MEASUREMENT_AXIS,
+    axis_names,
+    called_library,
+    count_cases,
+    describe_subset,
+    format_axis,
+    short_labels,
+    varying_axes,
+)
+from cudakit.bench.report.table import text_range
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.stats import Summary
-from cudakit.report.document import Note
-from cudakit.units import Unavailable, capitalized, format_ratio
+from cudakit.report.document import Facts, Note, Text, Value
+from cudakit.units import Unavailable, capitalized, format_bytes, format_ratio, format_seconds
 
 SIMULATED_NOTE = "Simulated: all values are computed on the CPU, not measured on a GPU."
-# Largest plausible share of the peak. A share between 1 and this value is an error of the measurement or of
-# the datasheet.
-_MAX_SHARE = 1.02
-# The bench that has no options for its method.
-_SUITE = "suite"
+
+
+def title(result: BenchResult) -> str:
+    """Return the title of a report: bench and GPU, with the prefix "Simulated: " for a simulated device."""
+    command = "copy --overlap gemm" if result.bench == "copy-overlap" else result.bench
+    text = f"{'Simulated: ' if result.simulated else ''}bench {command}"
+    gpu = result.results[0].environment.gpu if result.results else Unavailable("no case")
+    return text if isinstance(gpu, Unavailable) else f"{text}, {gpu}"
 
 
 def notes(result: BenchResult) -> list[Note]:
     """Return the notes of a result, each once, with the labels of the cases that it concerns."""
-    cases = _table_rows(result)
-    heading_notes = [Note("info", SIMULATED_NOTE)] if result.simulated else []
+    cases = words_of_bench(result.bench).rows(result)
     return [
-        *heading_notes,
-        *_error_notes(cases),
-        *_not_run_notes(cases),
+        *([Note("info", SIMULATED_NOTE)] if result.simulated else []),
+        *_missing_time_notes(cases),
         *_missing_figure_notes(cases),
         *_warning_notes(result, cases),
         *_verified_notes(cases),
     ]
 
 
-def _table_rows(result: BenchResult) -> Sequence[CaseResult]:
-    """Return a case per row of the table: the measurements of an overlap share a row."""
-    if not result.overlaps:
-        return result.results
-    cases_by_row: dict[tuple[object, ...], list[CaseResult]] = {}
-    for case in result.results:
-        row_axes = {name: value for name, value in case.axes.items() if name != MEASUREMENT_AXIS}
-        cases_by_row.setdefault(tuple(row_axes.values()), []).append(replace(case, axes=row_axes))
-    return [_merge_measurements(cases) for cases in cases_by_row.values()]
-
-
-def _merge_measurements(cases: Sequence[CaseResult]) -> CaseResult:
-    """Return one case with the defects of all measurements of an overlap."""
-    doubtful_first = sorted(cases, key=lambda case: case.converged)
-    withheld_cases = [case for case in cases if isinstance(case.median_s, Unavailable)]
-    case = (withheld_cases or doubtful_first)[0]
-    if isinstance(case.statistics, Summary):
-        case = replace(
-            case,
-            statistics=replace(
-                case.statistics,
-                trend=any(_has_flag(measurement, "trend") for measurement in cases),
-                bimodal=any(_has_flag(measurement, "bimodal") for measurement in cases),
-            ),
-        )
-    return replace(case, verified=all(measurement.verified for measurement in cases))
-
-
-def _error_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _missing_time_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
+    not_run: dict[str, list[CaseResult]] = {}
     for case in cases:
-        if isinstance(case.median_s, Unavailable) and not case.is_unsupported:
-            label = describe_subset([case], cases)
-            yield Note("error", f"{label}: {case.median_s.reason}. No time is reported.")
-
-
-def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    cases_by_reason: dict[str, list[CaseResult]] = {}
-    for case in cases:
-        if case.is_unsupported and isinstance(case.median_s, Unavailable):
-            cases_by_reason.setdefault(case.median_s.reason, []).append(case)
-    for reason, cases_not_run in cases_by_reason.items():
+        if isinstance(case.median_s, Unavailable):
+            if case.is_unsupported:
+                not_run.setdefault(case.median_s.reason, []).append(case)
+            else:
+                label = describe_subset([case], cases)
+                yield Note("error", f"{label}: {case.median_s.reason}. No time is reported.")
+    for reason, cases_not_run in not_run.items():
         yield Note("info", f"Not run: {describe_subset(cases_not_run, cases)}: {reason}.")
 
 
 def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Yield the reason for each figure that a measured case should have but does not have."""
-    timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed_cases)
+    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
     cases_by_reason: dict[tuple[str, str], list[CaseResult]] = {}
-    for case in timed_cases:
+    for case in timed:
         if case.amount and isinstance(case.ratio_to_limit, Unavailable):
             cases_by_reason.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
         if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
             cases_by_reason.setdefault(("energy", case.energy_j.reason), []).append(case)
-    for (figure, reason), affected_cases in cases_by_reason.items():
-        affects_all_cases = len(affected_cases) == len(cases) > 1
-        subset_text = "any case" if affects_all_cases else describe_subset(affected_cases, cases)
-        yield Note("info", f"No {figure} for {subset_text}: {reason}.")
+    for (figure, reason), affected in cases_by_reason.items():
+        affects_all = len(affected) == len(cases) > 1
+        subset = "any case" if affects_all else describe_subset(affected, cases)
+        yield Note("info", f"No {figure} for {subset}: {reason}.")
 
 
 def _warning_notes(result: BenchResult, cases: Sequence[CaseResult]) -> Iterator[Note]:
-    if not result.complete and not result.failure:
-        yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     if result.failure:
         yield Note("error", f"Ended after {count_cases(len(cases))}: {result.failure}.")
+    elif not result.complete:
+        yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     for sentence in result.warnings:
         yield Note("warn", f"{capitalized(sentence)}.")
-    summarized_cases = [case for case in cases if isinstance(case.statistics, Summary)]
     for doubt in _DOUBTS:
-        if doubtful_cases := [case for case in summarized_cases if doubt.is_present(case)]:
-            subset_text = describe_subset(doubtful_cases, cases)
-            yield Note("warn", f"{doubt.text}: {subset_text}.", doubt.remedies(result.bench))
+        doubtful = [
+            case
+            for case in cases
+            if isinstance(case.statistics, Summary) and doubt.applies(case, case.statistics)
+        ]
+        if doubtful:
+            subset = describe_subset(doubtful, cases)
+            yield Note("warn", f"{doubt.text}: {subset}.", doubt.remedies(result.bench))
 
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Report how many cases were verified, not run, and without results; the sum is the number of cases."""
-    verified_count = sum(case.verified for case in cases)
-    wrong_count = sum(
-        isinstance(case.median_s, Unavailable) and not case.is_unsupported for case in cases
+    verified, not_run = (
+        sum(case.verified for case in cases),
+        sum(case.is_unsupported for case in cases),
     )
-    if wrong_count or not verified_count:
+    missing = sum(isinstance(case.median_s, Unavailable) for case in cases)
+    if missing > not_run or not verified:
         return
-    if verified_count == len(cases):
-        verified_text = {1: "the case", 2: "both cases"}.get(
-            verified_count, f"all {verified_count} cases"
-        )
-        yield Note("ok", f"Results verified for {verified_text}.")
+    if verified == len(cases):
+        all_cases = {1: "the case", 2: "both cases"}.get(verified, f"all {verified} cases")
+        yield Note("ok", f"Results verified for {all_cases}.")
         return
-    not_run_count = sum(case.is_unsupported for case in cases)
-    unverified_count = len(cases) - verified_count - not_run_count
-    other_count_texts = [f"{not_run_count} not run"] * bool(not_run_count) + [
-        f"{unverified_count} without results to verify"
-    ] * bool(unverified_count)
+    unverified = len(cases) - verified - not_run
+    others = [f"{not_run} not run"] if not_run else []
+    others += [f"{unverified} without results to verify"] if unverified else []
     yield Note(
-        "ok",
-        f"Results verified for {verified_count} of {len(cases)} cases ({', '.join(other_count_texts)}).",
+        "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(others)})."
     )
 
 
-def _has_flag(case: CaseResult, flag: str) -> bool:
-    return isinstance(case.statistics, Summary) and bool(getattr(case.statistics, flag))
+# --- reasons to doubt the figures of a case -----------------------------------------------------------
 
-
-def _is_above_peak(case: CaseResult) -> bool:
-    share_of_peak = case.ratio_to_limit
-    return not isinstance(share_of_peak, Unavailable) and share_of_peak > _MAX_SHARE
-
-
-def _is_link_bound(case: CaseResult) -> bool:
-    return not isinstance(case.limit, Unavailable) and case.limit.bound == "link"
+# Largest plausible share of the peak. A share between 1 and this value is an error of the measurement or of
+# the datasheet.
+_MAX_SHARE = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A reason to doubt the figures of a case, and the remedies by bench."""
 
-    is_present: Callable[[CaseResult], bool]  # Whether the reason applies to a case.
+    applies: Callable[[CaseResult, Summary], bool]
     text: str  # The reason, as a sentence without a period.
     remedy: str = ""  # Advice to the user; empty if there is none.
-    # Names of the benches with the options of ``remedy``; None: all benches.
-    benches_with_remedy: Collection[str] | None = None
-    suite_remedy: str = ""  # Advice for bench suite; empty if there is none.
+    needed_field: str = (
+        ""  # The field of a Spec that the remedy sets, which only some benches have.
+    )
+    suite_remedy: str = ""  # Advice for bench suite, which has no options for its method.
 
     def remedies(self, bench: str) -> tuple[str, ...]:
         """Return the advice that a user of a bench can follow."""
-        if bench == _SUITE:
-            return (self.suite_remedy,) if self.suite_remedy else ()
-        has_options = self.benches_with_remedy is None or bench in self.benches_with_remedy
-        return (self.remedy,) if self.remedy and has_options else ()
+        remedy = self.remedy
+        if bench == "suite":
+            remedy = self.suite_remedy
+        elif self.needed_field:
+            names = {it.name for it in fields(spec_class(bench))} if bench in BENCHMARKS else ()
+            remedy = self.remedy if self.needed_field in names else ""
+        return (remedy,) if remedy else ()
 
 
-def _lacks_precision(case: CaseResult, limits: Collection[str]) -> bool:
+def _lacks_precision(case: CaseResult, summary: Summary, limits: Collection[str]) -> bool:
     """Return whether one of the limits ended sampling before the precision was reached."""
     was_ended = not case.converged and case.stop_reason in limits
-    return (
-        was_ended
-        and isinstance(case.statistics, Summary)
-        and (case.statistics.noise >= case.method.rule.precision)
-    )
+    return was_ended and summary.noise >= case.method.rule.precision
 
 
-def _lacks_samples(case: CaseResult, limits: Collection[str]) -> bool:
+def _lacks_samples(case: CaseResult, summary: Summary, limits: Collection[str]) -> bool:
     """Return whether one of the limits ended sampling with the precision, but with too few samples."""
     was_ended = not case.converged and case.stop_reason in limits
-    has_few_samples = len(case.samples_s) < case.method.rule.min_samples
-    return was_ended and has_few_samples and not _lacks_precision(case, limits)
+    has_few = len(case.samples_s) < case.method.rule.min_samples
+    return was_ended and has_few and not _lacks_precision(case, summary, limits)
+
+
+def _is_above(case: CaseResult, *bounds: str) -> bool:
+    """Return whether a case is faster than the peak of one of these terms."""
+    share, limit = case.ratio_to_limit, case.limit
+    if isinstance(share, Unavailable) or isinstance(limit, Unavailable):
+        return False
+    return share > _MAX_SHARE and limit.bound in bounds
 
 
 # Reasons why sampling ended, in results of this version and of older ones.
@@ -187,54 +172,226 @@ _SEE_SAMPLES = "see the samples in the HTML report: -o bench.html"
 _WITHOUT_QUICK = "measure without --quick"
 _DOUBTS = (
     _Doubt(
-        lambda case: _lacks_precision(case, _TIME_LIMIT),
+        lambda case, summary: _lacks_precision(case, summary, _TIME_LIMIT),
         "The time limit ended sampling before the precision was reached",
         "allow more time with --timeout, or a wider interval with --precision",
     ),
     _Doubt(
-        lambda case: _lacks_samples(case, _TIME_LIMIT),
+        lambda case, summary: _lacks_samples(case, summary, _TIME_LIMIT),
         "The time limit ended sampling before the minimum number of samples was reached",
         "allow more time with --timeout, or fewer samples with --samples",
     ),
     _Doubt(
-        lambda case: _lacks_precision(case, _BUDGET),
+        lambda case, summary: _lacks_precision(case, summary, _BUDGET),
         "The time budget ended sampling before the precision was reached",
         "allow more time with --budget, or a wider interval with --precision",
         suite_remedy=_WITHOUT_QUICK,
     ),
     _Doubt(
-        lambda case: _lacks_samples(case, _BUDGET),
+        lambda case, summary: _lacks_samples(case, summary, _BUDGET),
         "The time budget ended sampling before the minimum number of samples was reached",
         "allow more time with --budget, or fewer samples with --samples",
         suite_remedy=_WITHOUT_QUICK,
     ),
     _Doubt(
-        lambda case: _has_flag(case, "trend"),
+        lambda _, summary: summary.trend,
         "Times drift between the first and the last third of the samples",
         "warm up longer with --warmup",
     ),
     _Doubt(
-        lambda case: _has_flag(case, "bimodal"),
+        lambda _, summary: summary.bimodal,
         "Times form two groups, so the median may jump between runs",
         _SEE_SAMPLES,
         suite_remedy=_SEE_SAMPLES,
     ),
     _Doubt(
-        lambda case: _is_above_peak(case) and _is_link_bound(case) and case.environment.simulated,
+        lambda case, _: _is_above(case, "link") and case.environment.simulated,
         "Faster than the peak of the link, because the rate of a simulated link does not depend on the "
         "GPU model",
     ),
     _Doubt(
-        lambda case: (
-            _is_above_peak(case) and _is_link_bound(case) and not case.environment.simulated
-        ),
+        lambda case, _: _is_above(case, "link") and not case.environment.simulated,
         "Faster than the peak of the link: the peak is wrong",
     ),
     _Doubt(
-        lambda case: _is_above_peak(case) and not _is_link_bound(case),
+        lambda case, _: _is_above(case, "arithmetic", "memory"),
         f"More than {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is "
         "wrong",
         "measure with --cache rotate",
-        benches_with_remedy=("memory", "copy", "gemm", "nccl", "ops"),
+        needed_field="cache",
     ),
 )
+
+
+# --- the rows below the notes: method, libraries, versions and GPU state ------------------------------
+
+_MODE_TEXTS = {
+    "isolated": "one execution per sample, timed by CUDA events",
+    "batch": "{n} per sample, timed by CUDA events",
+    "graph": "a CUDA graph of {n} per sample, timed by CUDA events",
+    "host": "host time until the GPU has finished",
+    "call": "host time of the call",
+}
+_CACHE_TEXTS = {
+    "rotate": "L2: {sets} buffer sets in rotation",
+    "flush": "L2 flushed before each sample",
+    "hot": "L2 hot",
+}
+_FILL_TEXTS = {
+    "uniform": "uniform random data",
+    "normal": "normal random data",
+    "int": "random small integers",
+    "bits": "random bits",
+    "no": "",
+}
+_MAX_NAMES = 7  # Longer lists of names are replaced by their count.
+
+
+def machine_facts(result: BenchResult) -> Facts:
+    """Return rows with methods, libraries, ranks, versions, and the GPU state after the first case."""
+    cases = [case for case in result.results if not case.is_unsupported] or result.results
+    environment = cases[0].environment
+    rows = [*method_rows(cases), *_library_rows(cases), *words_of_bench(result.bench).facts(result)]
+    if environment.versions:
+        versions = (f"{name} {version}" for name, version in environment.versions.items())
+        rows.append(("versions", Text(", ".join(versions))))
+    if moment := environment.after or environment.before:
+        amounts = (
+            (moment.temperature_c, "°C"),
+            (moment.power_w, "W"),
+            (moment.memory_clock_mhz, "MHz memory"),
+        )
+        states = [f"{it:.0f} {unit}" for it, unit in amounts if not isinstance(it, Unavailable)]
+        limit_w = environment.power_limit_w
+        states += [] if isinstance(limit_w, Unavailable) else [f"power limit {limit_w:.0f} W"]
+        rows += [("GPU state", Text(", ".join(states)))] if states else []
+    return Facts(tuple(rows))
+
+
+def _library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
+    """Return the libraries with their settings in one row; no row if no case has a library."""
+    texts: dict[str, None] = {}
+    for case in cases:
+        settings = case.settings
+        if "library" in settings:
+            known = (settings[name] for name in ("library", "version") if name in settings)
+            parts = [" ".join(map(str, known))]
+            workspace_bytes = settings.get("workspace_bytes")
+            if isinstance(workspace_bytes, int):
+                parts.append(f"workspace up to {format_bytes(workspace_bytes)}")
+            names = ("asked", "algorithm_source", "path", "buffers", "page_cache")
+            parts += (str(settings[name]) for name in names if settings.get(name))
+            texts[", ".join(parts)] = None
+    return [("library", Text("; ".join(texts)))] if texts else []
+
+
+def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
+    """Return a row per method, with the names of its cases if there are several methods."""
+    groups: dict[tuple[str, str, str, str], list[CaseResult]] = {}
+    for case in cases:
+        timing = words_of_bench(case.name).timing(case)
+        key = (case.method.mode, case.method.cache, case.method.fill, timing)
+        groups.setdefault(key, []).append(case)
+    rows: list[tuple[str, Value]] = []
+    for (_, _, _, timing), group in groups.items():
+        libraries = (called_library(case) for case in group if case.library == CUDAKIT)
+        text = describe_method(
+            [case.method for case in group],
+            cudakit_names=_first_varying_values(group),
+            called_library=next((name for name in libraries if name != CUDAKIT), CUDAKIT),
+            timing_text=timing,
+        )
+        prefix = f"{_name_group(group, cases)}: " if len(groups) > 1 else ""
+        rows.append(("method", Text(prefix + text)))
+    return rows
+
+
+def describe_method(
+    methods: Sequence[Method],
+    *,
+    cudakit_names: Sequence[str] = (),
+    called_library: str = CUDAKIT,
+    timing_text: str = "",
+) -> str:
+    """Describe methods that differ only in their numbers: differing numbers are printed as ranges.
+
+    ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
+    ``called_library`` is the library that cudakit calls. ``timing_text`` says from when until when a sample
+    is timed; if it is empty, the mode does.
+    """
+    first = methods[0]
+
+    def span(values: Sequence[float], format_value: Callable[[float], str] = str) -> str:
+        return text_range(format_value(min(values)), format_value(max(values)))
+
+    executions = span([method.executions for method in methods])
+    if not timing_text and first.mode == "call" and first.executions > 1:
+        timing_text = f"host time of a call, mean of {executions} consecutive calls"
+    elif not timing_text:
+        timing_text = _MODE_TEXTS[first.mode].format(n=_with_noun(executions, "execution"))
+    parts = [timing_text]
+    # Work without data, such as an event, has no L2 state.
+    if first.fill != "no" or first.cache != "hot":
+        sets = span([method.buffer_sets for method in methods])
+        parts.append(_CACHE_TEXTS[first.cache].format(sets=sets))
+    parts += filter(None, [_FILL_TEXTS.get(first.fill, f"data: {first.fill}")])
+    warmups_s = [method.warmup_s for method in methods]
+    warmup = span(warmups_s, lambda s: format_seconds(s, pad=True) if s else "0 s")
+    parts.append(f"warm-up {warmup}" if any(warmups_s) else "no warm-up")
+    rounds = [method.rounds for method in methods]
+    if max(rounds) > 1:
+        parts.append(f"{span(rounds)} rounds, each with new buffers")
+    names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
+    if names == [CUDAKIT]:
+        names = list(cudakit_names)
+    if names:
+        shown = (
+            called_library if it == CUDAKIT else format_axis(MEASUREMENT_AXIS, it) for it in names
+        )
+        parts.append(f"interleaved samples of {', '.join(shown)}")
+    return "; ".join(parts)
+
+
+def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
+    """Return the values of the first axis that varies and has text values."""
+    for name in varying_axes(cases):
+        values = [case.axes.get(name) for case in cases]
+        if len(set(values)) > 1 and all(isinstance(value, str) for value in values):
+            return list(dict.fromkeys(map(str, values)))
+    return []
+
+
+def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) -> str:
+    """Name the cases of a group among all cases.
+
+    The name lists the labels of single cases, then values of one axis that only cases of the group have. In
+    the opposite order, a label "d2d 4.00 KiB" at the end could mean that all values are of 4 KiB. The axis
+    is the one with the fewest labels. If the list is too long, the name is the number of cases.
+    """
+    outside = [case for case in all_cases if not any(case is member for member in group)]
+    label_by_id = dict(zip(map(id, all_cases), short_labels(all_cases), strict=True))
+    candidates: list[tuple[int, list[str]]] = []
+    for axis in ("", *axis_names(all_cases)):
+        texts = {
+            id(case): format_axis(axis, case.axes.get(axis)) if axis else case.name
+            for case in all_cases
+        }
+        taken = {texts[id(case)] for case in outside}
+        labels = [label_by_id[id(case)] for case in group if texts[id(case)] in taken]
+        unique = dict.fromkeys(texts[id(case)] for case in group if texts[id(case)] not in taken)
+        candidates.append((len(labels), [*labels, *unique]))
+    _, names = min(candidates, key=lambda candidate: candidate[0])
+    # A case that was measured by two methods has one label.
+    is_ambiguous = not {label_by_id[id(case)] for case in outside}.isdisjoint(names)
+    if not is_ambiguous and len(names) <= _MAX_NAMES:
+        return ", ".join(names)
+    count = _with_noun(str(len(group)), "case")
+    for axis in varying_axes(group):
+        sizes = [size for case in group if isinstance(size := case.axes.get(axis), int)]
+        if axis.endswith("_bytes") and len(sizes) == len(group):
+            return f"{count} of {format_axis(axis, min(sizes))} to {format_axis(axis, max(sizes))}"
+    return count
+
+
+def _with_noun(count_text: str, noun: str) -> str:
+    return f"{count_text} {noun}" if count_text == "1" else f"{count_text} {noun}s"

@@ -11,9 +11,8 @@ from typing import ClassVar, TypeAlias
 from cudakit.bench.case import Method, Verification
 from cudakit.bench.gemm import describe_algorithm, gemm_axes
 from cudakit.bench.labels import join_first_names
-from cudakit.bench.report.cases import cell
-from cudakit.bench.report.facts import describe_method
-from cudakit.bench.report.notes import SIMULATED_NOTE
+from cudakit.bench.report.notes import SIMULATED_NOTE, describe_method
+from cudakit.bench.report.table import cell
 from cudakit.bench.tuning.search import FALSE_POSITIVE_RATE, MIN_GAIN, Limits, StopReason
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import NOT_QUERIED

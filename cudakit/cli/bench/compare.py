@@ -56,9 +56,8 @@ def compare(
     if markdown:
         output = replace(output, targets=(*output.targets, Target("-", "md")))
     from cudakit.bench.compare import compare as compare_results
-    from cudakit.bench.compare import failing_cases, parse_fail_on
+    from cudakit.bench.compare import failing_cases, parse_fail_on, present_comparison
     from cudakit.bench.load import load_result
-    from cudakit.bench.report.comparison import present_comparison
 
     fail_conditions = [parse_fail_on(text) for text in fail_on]
     with open_outputs(output) as outputs:

@@ -66,7 +66,7 @@ def report(result: BenchResult | SuiteResult) -> Report:
 
 def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | None:
     """Return a function that returns a table with all axes; None for the main table of the document."""
-    from cudakit.bench.report.cases import cases_table
+    from cudakit.bench.report.table import cases_table
     from cudakit.bench.result import BenchResult
 
     if not isinstance(result, BenchResult) or not result.results or result.overlaps:
@@ -135,9 +135,8 @@ def _nvbench(result: BenchResult | SuiteResult) -> Text:
 
 def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
     """Return a result as a Document; ``detail`` adds drawings for an HTML page."""
-    from cudakit.bench.health import SuiteResult
+    from cudakit.bench.health import SuiteResult, present_health
     from cudakit.bench.report import present
-    from cudakit.bench.report.suite import present_health
 
     if isinstance(result, SuiteResult):
         return present_health(result, detail=detail)

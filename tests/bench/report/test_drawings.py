@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from markup_tree import Node, read
 
-from cudakit.bench.report.baselines import draw_relative_rates
-from cudakit.bench.report.curves import draw_sweep
-from cudakit.bench.report.roofline import draw_roofline
-from cudakit.bench.report.spread import draw_samples
+from cudakit.bench.report.curves import draw_roofline, draw_sweep
+from cudakit.bench.report.lanes import draw_relative_rates, draw_samples
 from cudakit.report.document import Columns, Document, Note, View
 from cudakit.report.html import render
 from cudakit.report.picture import Picture

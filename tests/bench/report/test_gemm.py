@@ -12,8 +12,8 @@ from bench.example_results import gemm, launch, machine, result, samples_near
 from cudakit.bench.gemm import GemmSpec
 from cudakit.bench.pipeline import run
 from cudakit.bench.report import present
-from cudakit.bench.report.baselines import relative_rate
 from cudakit.bench.report.nvbench import nvbench
+from cudakit.bench.report.table import relative_rate
 from cudakit.bench.result import BenchResult, CaseResult
 from cudakit.bench.stats import Samples
 from cudakit.gpu.api.facts import RunContext

@@ -7,9 +7,8 @@ from typing import Any
 from bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
 from cudakit.bench.case import Method
-from cudakit.bench.health import SkippedBench, SuiteResult, assess_health
+from cudakit.bench.health import SkippedBench, SuiteResult, assess_health, present_health
 from cudakit.bench.report.nvbench import nvbench
-from cudakit.bench.report.suite import present_health
 from cudakit.bench.result import CaseResult
 from cudakit.report import console, csv, html, markdown
 from cudakit.report.document import Note

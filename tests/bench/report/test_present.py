@@ -15,9 +15,8 @@ from bench.example_results import (
 )
 
 from cudakit.bench.case import Method, Rule
-from cudakit.bench.compare import compare
+from cudakit.bench.compare import compare, present_comparison
 from cudakit.bench.report import present
-from cudakit.bench.report.comparison import present_comparison
 from cudakit.bench.report.nvbench import nvbench
 from cudakit.bench.result import BenchResult
 from cudakit.bench.roofline import Work, limit

@@ -87,7 +87,7 @@ def test_options_in_remedies_exist(cli: Cli) -> None:
     source = Path(notes.__code__.co_filename).read_text(encoding="utf-8")
     named = set(re.findall(r"--[a-z]+", source))
     stdout = "".join(
-        cli("bench", *command, "--help").stdout for command in (["memory"], ["suite"], [])
+        cli("bench", *command, "--help").stdout for command in (["memory"], ["copy"], ["suite"], [])
     )
 
     assert {"--timeout", "--budget", "--cache", "--quick"} <= named

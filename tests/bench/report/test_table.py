@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from bench.example_results import gemm, samples_near
 
-from cudakit.bench.report.cases import are_graph_operations, cases_table
+from cudakit.bench.graph import are_graph_steps as are_graph_operations
+from cudakit.bench.report.table import cases_table
 from cudakit.bench.result import CaseResult
 from cudakit.report.document import Seconds, Text
 from cudakit.units import Unavailable

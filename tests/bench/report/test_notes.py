@@ -5,7 +5,7 @@ from dataclasses import replace
 from bench.example_results import gemm, launch
 
 from cudakit.bench.case import Method
-from cudakit.bench.report.facts import describe_method, method_rows
+from cudakit.bench.report.notes import describe_method, method_rows
 from cudakit.bench.result import CaseResult
 from cudakit.report.document import Text
 
