@@ -77,9 +77,9 @@ def main() -> None:
         path = Path(directory) / "profile.log"
         write_log(path, kernels)
         times = [time.perf_counter()]
-        recorded = load_log(path)
+        activities, _ = load_log(path)
         times.append(time.perf_counter())
-        analysis = analyze(recorded.activities)
+        analysis = analyze(activities)
         times.append(time.perf_counter())
         text = console.render(
             report(analysis.result), width=80, color=False, ascii_only=False, height=50

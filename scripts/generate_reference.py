@@ -150,7 +150,7 @@ def schemas_table() -> str:
 def program_page() -> str:
     commands = table(
         ("Command", "What it does"),
-        ((f"[`cudakit {name}`]({name}.md)", line) for name, (_, line) in COMMANDS.items()),
+        ((f"[`cudakit {name}`]({name}.md)", line) for name, line in COMMANDS.items()),
     )
     variables = ((f"`{name}`", meaning) for name, meaning in ENVIRONMENT_VARIABLES)
     return sections(

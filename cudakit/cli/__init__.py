@@ -13,51 +13,21 @@ from typing import Any, cast
 
 import click
 
-from cudakit.cli.failure import report_error
+from cudakit.cli.failure import ExitCode, report_error
 from cudakit.cli.output import standard_output
 
-# For each command: the module and attribute of the click command, and its line in ``cudakit --help``.
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "bench": (
-        "cudakit.cli.bench:bench",
-        "How fast is this GPU, and did that change?",
-    ),
-    "cache": (
-        "cudakit.cli.cache:cache",
-        "Show, clear or fill the cache of compiled kernels.",
-    ),
-    "completion": (
-        "cudakit.cli.completion:completion",
-        "Print or install shell completion for bash, zsh or fish.",
-    ),
-    "devices": (
-        "cudakit.cli.devices:devices",
-        "Which GPUs are there, and what is their state?",
-    ),
-    "doctor": (
-        "cudakit.cli.doctor:doctor",
-        "Why does CUDA fail here, or run slowly?",
-    ),
-    "explain": (
-        "cudakit.cli.explain:explain",
-        "What does an error code, Xid, check or variable mean?",
-    ),
-    "memviz": (
-        "cudakit.cli.memviz:memviz",
-        "Where did the GPU memory go, and why did it run out?",
-    ),
-    "profile": (
-        "cudakit.cli.profile:profile",
-        "Where did the GPU time of a program go, and what became slower?",
-    ),
-    "run": (
-        "cudakit.cli.run:run",
-        "Does a program race, and where do its GPU time and memory go?",
-    ),
-    "sanitize": (
-        "cudakit.cli.sanitize:sanitize",
-        "Which races does the log of an earlier run show?",
-    ),
+# For each command, which is ``cudakit.cli.NAME.NAME``, its line in ``cudakit --help``.
+COMMANDS: Mapping[str, str] = {
+    "bench": "How fast is this GPU, and did that change?",
+    "cache": "Show, clear or fill the cache of compiled kernels.",
+    "completion": "Print or install shell completion for bash, zsh or fish.",
+    "devices": "Which GPUs are there, and what is their state?",
+    "doctor": "Why does CUDA fail here, or run slowly?",
+    "explain": "What does an error code, Xid, check or variable mean?",
+    "memviz": "Where did the GPU memory go, and why did it run out?",
+    "profile": "Where did the GPU time of a program go, and what became slower?",
+    "run": "Does a program race, and where do its GPU time and memory go?",
+    "sanitize": "Which races does the log of an earlier run show?",
 }
 
 ENVIRONMENT_VARIABLES = (
@@ -80,8 +50,7 @@ ENVIRONMENT_VARIABLES = (
 
 def load_command(name: str) -> click.Command:
     """Import the module of a command."""
-    module, attribute = COMMANDS[name][0].split(":")
-    return cast(click.Command, getattr(import_module(module), attribute))
+    return cast(click.Command, getattr(import_module(f"cudakit.cli.{name}"), name))
 
 
 class LazyGroup(click.Group):
@@ -100,15 +69,9 @@ class LazyGroup(click.Group):
             formatter.write_dl(ENVIRONMENT_VARIABLES)
 
 
-def _stubs() -> dict[str, click.Command]:
-    return {
-        name: click.Command(name, short_help=help_line) for name, (_, help_line) in COMMANDS.items()
-    }
-
-
 @click.group(
     cls=LazyGroup,
-    commands=_stubs(),
+    commands={name: click.Command(name, short_help=line) for name, line in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="cudakit", prog_name="cudakit", message="%(prog)s %(version)s")
@@ -139,7 +102,10 @@ def _run_command(arguments: list[str]) -> int:
 
         return complete(program, completion_instruction)
     if not arguments:
-        return _show_help()
+        # make_context adds -h, which a bare Context lacks.
+        context = program.make_context("cudakit", [], resilient_parsing=True)
+        click.echo(program.get_help(context), err=True)
+        return ExitCode.USAGE
     try:
         # Commands that record the command line in their result read it from ``obj`` of the click context.
         with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
@@ -147,13 +113,6 @@ def _run_command(arguments: list[str]) -> int:
     except click.exceptions.Exit as click_exit:
         return click_exit.exit_code
     return int(command_result or 0)
-
-
-def _show_help() -> int:
-    # make_context adds -h, which a bare Context lacks.
-    context = program.make_context("cudakit", [], resilient_parsing=True)
-    click.echo(program.get_help(context), err=True)
-    return 2
 
 
 def _wants_json(arguments: list[str]) -> bool:

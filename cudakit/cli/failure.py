@@ -50,13 +50,20 @@ def report_error(
     ``open_json_output`` returns.
     """
     if os.environ.get("CUDAKIT_DEBUG"):
-        _print_traceback(error)
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
     try:
         return _print_error(error, open_json_output, replace_exit_code)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
-        _flush_stdout()
+        # If stdout cannot be flushed, redirect it to /dev/null, because Python flushes again at exit.
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -136,12 +143,15 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
         case CudakitError():
             return error
         case click.NoSuchOption():
-            similar_options_error = click.NoSuchOption(
-                error.option_name, possibilities=_similar_options(error)
+            from difflib import get_close_matches
+
+            # Options that resemble this one even without the leading dashes.
+            options = {option.lstrip("-"): option for option in error.possibilities or ()}
+            similar = get_close_matches(error.option_name.lstrip("-"), options)
+            error = click.NoSuchOption(
+                error.option_name, possibilities=[options[name] for name in similar], ctx=error.ctx
             )
-            return UsageError(
-                _as_message(similar_options_error.format_message()), hint=_help_hint(error)
-            )
+            return UsageError(_as_message(error.format_message()), hint=_help_hint(error))
         case click.ClickException():
             return UsageError(_as_message(error.format_message()), hint=_help_hint(error))
         case MemoryError():
@@ -160,8 +170,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 
 def _as_message(text: str) -> str:
     """Return a message of click in the style of cudakit: lower case at the start, no full stop."""
-    message = text.replace("is not a valid integer range", "is not an integer")
-    message = message.replace("is not a valid integer", "is not an integer")
+    message = re.sub("is not a valid integer( range)?", "is not an integer", text)
     message = message.replace("is not a valid float", "is not a number")
     message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
     message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range \1 to \2", message)
@@ -171,35 +180,9 @@ def _as_message(text: str) -> str:
     return (message[:1].lower() + message[1:]).removesuffix(".")
 
 
-def _similar_options(error: click.NoSuchOption) -> list[str]:
-    """Return the suggestions of click that resemble the option even without the leading dashes."""
-    from difflib import get_close_matches
-
-    option_by_name = {option.lstrip("-"): option for option in error.possibilities or ()}
-    return [
-        option_by_name[name]
-        for name in get_close_matches(error.option_name.lstrip("-"), option_by_name)
-    ]
-
-
 def _help_hint(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None) or click.get_current_context(silent=True)
     return f"see {context.command_path if context else 'cudakit'} --help"
-
-
-def _print_traceback(error: BaseException) -> None:
-    import traceback
-
-    traceback.print_exception(error, file=sys.stderr)
-
-
-def _flush_stdout() -> None:
-    """Flush stdout. If that fails, redirect it to /dev/null, because Python flushes again at exit."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # --- Ctrl-C and SIGTERM at safe points of long work ------------------------------------------------

@@ -101,35 +101,48 @@ def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iter
     target = Path(os.path.realpath(path))
     mode = _file_mode(target, name=path)
     _refuse_unusable_target(mode, name=path, force=force)
-    temporary_path = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
-    stream = _create_file(temporary_path or target, stream_kind, name=path)
+    temporary: Path | None = None
+    if mode is None or stat.S_ISREG(mode):
+        # The rename is atomic because both names are in one directory. The temporary name does not contain
+        # the target's name, which may already have the maximum length.
+        temporary = target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
+    # A temporary file must not exist yet; a device or a named pipe exists.
+    open_mode = f"{'x' if temporary else 'w'}{stream_kind}"
+    text_options: dict[str, str] = (
+        {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
+        if stream_kind == "t"
+        else {}
+    )
+    try:
+        stream: IO[Any] = (temporary or target).open(open_mode, **text_options)  # type: ignore[call-overload]
+    except OSError as error:
+        raise unwritable_error(path, error) from error
     try:
         yield stream
         with _os_errors_reported(path):
             stream.close()
-            if temporary_path:
-                temporary_path.replace(target)
+            if temporary:
+                temporary.replace(target)
     except BaseException:
-        _discard_file(stream, temporary_path)
+        with suppress(OSError):
+            stream.close()
+        if temporary:
+            temporary.unlink(missing_ok=True)
         raise
 
 
 def terminal_width(stream: TextIO) -> int:
     """Return the number of columns: ``COLUMNS``, or that of the terminal, or 100; at least 40."""
-    columns_variable = os.environ.get("COLUMNS", "")
-    columns = int(columns_variable) if columns_variable.isdecimal() else 0
-    if not columns and stream.isatty():
-        columns = os.get_terminal_size(stream.fileno()).columns
-    return max(columns or DEFAULT_WIDTH, MINIMUM_WIDTH)
+    return max(_terminal_size(stream, "columns") or DEFAULT_WIDTH, MINIMUM_WIDTH)
 
 
-def terminal_height(stream: TextIO) -> int:
-    """Return the number of lines: ``LINES``, or that of the terminal, or 50."""
-    lines_variable = os.environ.get("LINES", "")
-    line_count = int(lines_variable) if lines_variable.isdecimal() else 0
-    if not line_count and stream.isatty():
-        line_count = os.get_terminal_size(stream.fileno()).lines
-    return line_count or DEFAULT_HEIGHT
+def _terminal_size(stream: TextIO, name: Literal["columns", "lines"]) -> int:
+    """Return ``COLUMNS`` or ``LINES``, or the size of the terminal; 0 if the stream is no terminal."""
+    variable = os.environ.get(name.upper(), "")
+    size = int(variable) if variable.isdecimal() else 0
+    if not size and stream.isatty():
+        size = int(getattr(os.get_terminal_size(stream.fileno()), name))
+    return size
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -174,7 +187,7 @@ def _terminal(stream: TextIO, name: str) -> Output:
         terminal_width(stream),
         wants_color(stream),
         wants_ascii(stream),
-        terminal_height(stream),
+        _terminal_size(stream, "lines") or DEFAULT_HEIGHT,
     )
 
 
@@ -209,23 +222,6 @@ def _refuse_unusable_target(mode: int | None, *, name: str, force: bool) -> None
         raise UsageError(f"{name} exists", hint="-f replaces it")
 
 
-def _temporary_path(target: Path) -> Path:
-    # The rename is atomic because both names are in one directory. The temporary name does not contain the
-    # target's name, which may already have the maximum length.
-    return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
-
-
-def _create_file(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO[Any]:
-    # A temporary file must not exist yet; a device or a named pipe exists.
-    mode = "w" if path.exists() else "x"
-    try:
-        if stream_kind == "b":
-            return path.open(f"{mode}b")
-        return path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
-    except OSError as error:
-        raise unwritable_error(name, error) from error
-
-
 def unwritable_error(name: str, error: OSError) -> UsageError:
     """Return the error for a file that cannot be created; ``error`` is Python's exception."""
     directory = os.path.dirname(name) or "."
@@ -240,13 +236,6 @@ def unwritable_error(name: str, error: OSError) -> UsageError:
         if isinstance(error, PermissionError)
         else "choose another file",
     )
-
-
-def _discard_file(stream: IO[Any], partial_path: Path | None) -> None:
-    with suppress(OSError):
-        stream.close()
-    if partial_path:
-        partial_path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -359,10 +348,6 @@ class Report:
             from cudakit.report import markdown
 
             return markdown.render(self.document())
-        return self._export(suffix)
-
-    def _export(self, suffix: str) -> Text:
-        """Return the data of the report in a format of other tools."""
         if suffix in ROW_FORMATS:
             from cudakit.report import csv
 
@@ -378,65 +363,63 @@ class Report:
             return chrome.render(self.timeline())
         raise ValueError(f"the report has no {suffix}")
 
-    def lines(self, *, with_rows: bool = False) -> tuple[str, ...]:
+    def brief_text(self, target: Output, *, with_rows: bool) -> str:
         """Return the verdict and the findings, one line each; ``with_rows`` adds the main table."""
+        from cudakit.report.document import Table
+
         if self.brief_sentences:
-            return tuple(map(_brief_line, self.brief_sentences()))
+            return _as_lines(self.brief_sentences(), target)
         document = self.document()
         rows: Iterable[str] = ()
         if with_rows:
-            rows = table_rows(self.brief_table()) if self.brief_table else main_rows(document)
-        return tuple(map(_brief_line, (*brief_sentences(document), *rows)))
+            top_level = (node for node in document.nodes if isinstance(node, Table))
+            table = self.brief_table() if self.brief_table else next(top_level, None)
+            rows = table_rows(table) if table else ()
+        return _as_lines((*brief_sentences(document), *rows), target)
 
-    def brief_text(self, target: Output, *, with_rows: bool) -> str:
-        """Return ``lines`` as a text with the characters that the target can show."""
-        return _joined_lines(self.lines(with_rows=with_rows), target)
-
-    def summary_lines(self, formats: Sequence[str]) -> tuple[str, ...]:
-        """Return the first line and the most severe ones of ``lines``, and the number of omitted ones.
+    def summary_text(self, target: Output, formats: Sequence[str]) -> str:
+        """Return the first sentence and the most severe ones, and the number of omitted ones.
 
         ``formats`` are the formats of the written files.
         """
         sentences = (self.brief_sentences or (lambda: brief_sentences(self.document())))()
-        has_report = not set(COMMON_FORMATS).isdisjoint(formats)
-        return _summary_lines(sentences, has_report=has_report)
+        first, others = sentences[:1], sentences[1:]
+        # The sort is stable: sentences of equal severity stay in the order of the report.
+        by_severity = sorted(range(len(others)), key=lambda i: _severity(others[i]))
+        shown = sorted(by_severity[: _MAX_SUMMARY_LINES - len(first)])
+        lines = [*first, *(others[i] for i in shown)]
+        if omitted := len(sentences) - len(lines):
+            messages = f"{omitted:,} more message{'s are' if omitted > 1 else ' is'} in"
+            has_report = not set(COMMON_FORMATS).isdisjoint(formats)
+            lines.append(
+                f"{messages} the report"
+                if has_report
+                else f"{messages} no file: add -o - to print the report"
+            )
+        return _as_lines(lines, target)
 
 
-def _joined_lines(lines: Iterable[str], target: Output) -> str:
-    text = "".join(f"{line}\n" for line in lines)
-    return _to_ascii(text) if target.ascii_only else text
+def _as_lines(sentences: Iterable[str | Note], target: Output) -> str:
+    """Return sentences with the characters that the target can show; a Note begins with its symbol."""
+    from cudakit.report.document import SYMBOLS
 
+    text = "".join(
+        f"{printable(sentence)}\n"
+        if isinstance(sentence, str)
+        else f"{SYMBOLS[sentence.level]} {printable(sentence.text)}\n"
+        for sentence in sentences
+    )
+    if target.ascii_only:
+        from cudakit.report.console.text import ascii_drawing, ascii_symbols
 
-def _summary_lines(sentences: Sequence[str | Note], *, has_report: bool) -> tuple[str, ...]:
-    first, others = sentences[:1], sentences[1:]
-    # The sort is stable: sentences of equal severity stay in the order of the report.
-    indices_by_severity = sorted(range(len(others)), key=lambda i: _severity(others[i]))
-    shown_indices = sorted(indices_by_severity[: _MAX_SUMMARY_LINES - len(first)])
-    lines = [_brief_line(sentence) for sentence in (*first, *(others[i] for i in shown_indices))]
-    if omitted_count := len(sentences) - len(lines):
-        messages_text = f"{omitted_count:,} more message{'s' * (omitted_count > 1)}"
-        verb = "is" if omitted_count == 1 else "are"
-        lines.append(
-            f"{messages_text} {verb} in the report"
-            if has_report
-            else f"{messages_text} {verb} in no file: add -o - to print the report"
-        )
-    return tuple(lines)
+        text = ascii_drawing(ascii_symbols(text))
+    return text
 
 
 def _severity(sentence: str | Note) -> int:
     """Return 0 for an error, 1 for a warning and 2 for other sentences."""
     level = "info" if isinstance(sentence, str) else sentence.level
     return {"error": 0, "warn": 1}.get(level, 2)
-
-
-def _brief_line(sentence: str | Note) -> str:
-    """Return a sentence as one line; a Note begins with its symbol, as in the report."""
-    from cudakit.report.document import SYMBOLS
-
-    if isinstance(sentence, str):
-        return printable(sentence)
-    return f"{SYMBOLS[sentence.level]} {printable(sentence.text)}"
 
 
 def _page_footer() -> str:
@@ -448,14 +431,6 @@ def _page_footer() -> str:
     written_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     versions_text = f"cudakit {version('cudakit')}, Python {python_version()}"
     return f"{versions_text}, written {written_at}: {shlex.join(['cudakit', *sys.argv[1:]])}"
-
-
-def main_rows(document: Document) -> Iterator[str]:
-    """Yield the rows of the first table outside of sections."""
-    from cudakit.report.document import Table
-
-    for table in [node for node in document.nodes if isinstance(node, Table)][:1]:
-        yield from table_rows(table)
 
 
 def table_rows(table: Table) -> Iterator[str]:
@@ -495,12 +470,6 @@ def brief_sentences(document: Document) -> tuple[str | Note, ...]:
     return (document.title, *notes)
 
 
-def _to_ascii(text: str) -> str:
-    from cudakit.report.console.text import ascii_drawing, ascii_symbols
-
-    return ascii_drawing(ascii_symbols(text))
-
-
 class Outputs:
     """The open files of ``-o``, and the terminal."""
 
@@ -515,21 +484,15 @@ class Outputs:
         self._files = files
         self._open_files = open_files
         self._open_terminal = open_terminal
-        # Formats of the report on the terminal. With --quiet or -o FILE, the terminal gets a report only if
-        # ``-o -`` or --json asks for it.
-        terminal_formats = [
+        # The formats of the report on the terminal; empty if the terminal gets only a summary: with --quiet
+        # or -o FILE, unless ``-o -`` or --json asks for a report.
+        self.terminal_formats = [
             target.suffix or "txt" for target in options.targets if target.path == "-"
         ]
-        self._formats_on_terminal = (
-            ["json"]
-            if options.json
-            else terminal_formats or ([] if files or options.quiet else ["txt"])
-        )
-
-    @property
-    def terminal_formats(self) -> tuple[str, ...]:
-        """The formats of the report on the terminal; empty if the terminal gets only a summary."""
-        return tuple(self._formats_on_terminal)
+        if options.json:
+            self.terminal_formats = ["json"]
+        elif not (self.terminal_formats or files or options.quiet):
+            self.terminal_formats = ["txt"]
 
     def write(self, report: Report) -> None:
         """Write the report to every file and to the terminal.
@@ -540,16 +503,20 @@ class Outputs:
         for suffix, file in self._files:
             file.write(report.content(suffix, file))
         self._open_files.close()
-        for suffix in self._formats_on_terminal:
+        for suffix in self.terminal_formats:
             terminal = self._open_terminal()
             terminal.write(report.text(suffix, terminal))
-        if not self._formats_on_terminal:
-            self._print_brief(report)
+        if not self.terminal_formats:
+            target = standard_error() if self._files else self._open_terminal()
+            if self._files and not self._options.quiet:
+                target.write(report.summary_text(target, [suffix for suffix, _ in self._files]))
+            else:
+                target.write(report.brief_text(target, with_rows=self._options.quiet))
         self.close()
 
     def streams(self) -> list[tuple[str, Output]]:
         """Return every open output with its format. A command that writes repeatedly calls ``close`` last."""
-        formats = self._formats_on_terminal or ([] if self._files else ["txt"])
+        formats = self.terminal_formats or ([] if self._files else ["txt"])
         return [*self._files, *((suffix, self._open_terminal()) for suffix in formats)]
 
     def close(self) -> None:
@@ -560,14 +527,6 @@ class Outputs:
         if not (self._options.quiet or is_json_on_stderr):
             for _, file in self._files:
                 click.echo(f"Wrote {printable(file.name)}", err=True)
-
-    def _print_brief(self, report: Report) -> None:
-        target = standard_error() if self._files else self._open_terminal()
-        if self._files and not self._options.quiet:
-            formats = [suffix for suffix, _ in self._files]
-            target.write(_joined_lines(report.summary_lines(formats), target))
-        else:
-            target.write(report.brief_text(target, with_rows=self._options.quiet))
 
 
 @contextmanager
@@ -586,19 +545,20 @@ def open_outputs(
     without ``--force``, and one that cannot be written.
     """
     formats = options.formats if formats is None else formats
-    files = [target for target in options.targets if target.path != "-"]
     refuse_duplicates(options.paths)
-    outputs_by_format = [
-        (_target_format(target, formats, options.formats), target.path) for target in files
+    files = [
+        (_target_format(target, formats, options.formats), target.path)
+        for target in options.targets
+        if target.path != "-"
     ]
     if options.json or len(files) < len(options.targets) or not files:
         open_terminal()  # raises UsageError if standard output is closed
     with ExitStack() as open_files:
-        file_outputs = [
+        outputs = [
             (suffix, open_files.enter_context(open_file(path, force=options.force)))
-            for suffix, path in outputs_by_format
+            for suffix, path in files
         ]
-        yield Outputs(options, file_outputs, open_files, open_terminal)
+        yield Outputs(options, outputs, open_files, open_terminal)
 
 
 def _target_format(target: Target, formats: Sequence[str], command_formats: Sequence[str]) -> str:
@@ -654,32 +614,24 @@ Progress: TypeAlias = Callable[[str, float], None]
 @contextmanager
 def progress_line(*, quiet: bool = False) -> Iterator[Progress]:
     """Yield a Progress that writes to stderr if it is a terminal; clear the line at the end."""
-    if quiet or not is_capable_terminal(sys.stderr):
-        yield _ignore_progress
+    stream = sys.stderr
+    if quiet or not is_capable_terminal(stream):
+        yield lambda _stage, _fraction: None
         return
-    line = _Line(sys.stderr)
-    try:
-        yield line.show
-    finally:
-        line.replace("")
+    line = ""
 
-
-class _Line:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._text = ""
-
-    def show(self, stage: str, fraction: float) -> None:
-        text = f"{printable(stage)} {fraction:4.0%}"
-        self.replace(text[: terminal_width(self._stream) - 1])
-
-    def replace(self, text: str) -> None:
+    def replace(text: str) -> None:
         # Write only changes: progress is reported often, and the terminal may be remote.
-        if text != self._text:
-            self._stream.write(f"\r\x1b[K{text}")
-            self._stream.flush()
-            self._text = text
+        nonlocal line
+        if text != line:
+            stream.write(f"\r\x1b[K{text}")
+            stream.flush()
+            line = text
 
+    def show(stage: str, fraction: float) -> None:
+        replace(f"{printable(stage)} {fraction:4.0%}"[: terminal_width(stream) - 1])
 
-def _ignore_progress(stage: str, fraction: float) -> None:
-    pass
+    try:
+        yield show
+    finally:
+        replace("")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # Formats that need the activities of a run, which a saved result does not have.
 ACTIVITY_FORMATS = (*ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
 FORMATS = (*COMMON_FORMATS, *ACTIVITY_FORMATS)
+_LOG_HINT = "write a log with: cudakit run --profile --log FILE PROGRAM"
 
 
 def _parse_slower(text: str) -> float:
@@ -87,34 +88,31 @@ BENCH = option(
     help="Compare copies and memsets of at least 1 MiB, or kernel launches, with measured limits. "
     "FILE is the JSON result of cudakit bench copy, memory or launch. Repeatable.",
 )
-_COMPARE_OPTIONS = option_group(
-    "Compare",
-    option(
-        "--diff",
-        "before",
-        type=FILE,
-        metavar="BEFORE",
-        help="Compare with the earlier profile BEFORE by step, kernel and line.",
-    ),
-    option(
-        "--fail-on",
-        "limit",
-        type=Value(("slower:5%",), _parse_slower),
-        metavar="slower:PERCENT",
-        help="With --diff: exit with 1 if the median step of a GPU, or without steps its measured time, is "
-        "longer by more than PERCENT. Example: slower:5%.",
+_OPTIONS = (
+    *option_group("What to show", TOP, BY, STEP, BENCH),
+    *option_group(
+        "Compare",
+        option(
+            "--diff",
+            "before",
+            type=FILE,
+            metavar="BEFORE",
+            help="Compare with the earlier profile BEFORE by step, kernel and line.",
+        ),
+        option(
+            "--fail-on",
+            "limit",
+            type=Value(("slower:5%",), _parse_slower),
+            metavar="slower:PERCENT",
+            help="With --diff: exit with 1 if the median step of a GPU, or without steps its measured time, "
+            "is longer by more than PERCENT. Example: slower:5%.",
+        ),
     ),
 )
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options(
-        (*option_group("What to show", TOP, BY, STEP, BENCH), *_COMPARE_OPTIONS), command
-    )
-
-
 @click.command(cls=Command)
-@_options
+@partial(with_options, _OPTIONS)
 @output_options(FORMATS, format_limits=f"With --diff: {suffixes(COMMON_FORMATS)}.")
 @click.argument("file", metavar="FILE", type=FILE)
 def profile(
@@ -144,19 +142,19 @@ def profile(
     for option_name, value in (("--by", by), ("--bench", bench_files)):
         if before is not None and value:
             raise click.UsageError(f"{option_name} has no effect with --diff")
-    load_profile = partial(_load_profile, step_range=step_range, quiet=output.quiet)
     with open_outputs(output, FORMATS if before is None else COMMON_FORMATS) as outputs:
-        loaded_profile = load_profile(file)
+        loaded = _load_profile(file, step_range=step_range, quiet=output.quiet)
         if before is not None:
-            return _compare(
-                load_profile(before).result, loaded_profile.result, outputs, top=top, limit=limit
+            earlier = _load_profile(before, step_range=step_range, quiet=output.quiet)
+            return _compare(earlier.result, loaded.result, outputs, top=top, limit=limit)
+        paths = [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
+        if loaded.activities is None and paths:
+            raise UsageError(
+                f"{paths[0]} needs a log: a saved result has no timeline", hint=_LOG_HINT
             )
-        _refuse_exports(output, loaded_profile)
         if bench_files:
-            loaded_profile = replace(
-                loaded_profile, result=with_limits(loaded_profile.result, bench_files)
-            )
-        outputs.write(loaded_profile.report(top=top, by=by))
+            loaded = replace(loaded, result=with_limits(loaded.result, bench_files))
+        outputs.write(loaded.report(top=top, by=by))
         return ExitCode.OK
 
 
@@ -321,15 +319,11 @@ def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
     if is_saved_result(path):
         if step_range is not None:
             raise UsageError(
-                "--step-range needs a log: a saved result has no timeline",
-                hint="write a log with: cudakit run --profile --log FILE PROGRAM",
+                "--step-range needs a log: a saved result has no timeline", hint=_LOG_HINT
             )
         return Profile(load_result(path))
     with progress_line(quiet=quiet) as progress:
-        recorded_run = load_log(path, progress)
-        profile = analyze_activities(
-            recorded_run.activities, recorded_run.outcome, step_range=step_range
-        )
+        profile = analyze_activities(*load_log(path, progress), step_range=step_range)
     devices = profile.result.devices
     if step_range is not None and devices and not any(device.steps.steps for device in devices):
         range_names = sorted(
@@ -342,13 +336,3 @@ def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
             else "the profile has no NVTX ranges; remove --step-range",
         )
     return profile
-
-
-def _refuse_exports(output: OutputOptions, loaded_profile: Profile) -> None:
-    """Raise UsageError for a timeline of a saved result."""
-    paths = [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
-    if loaded_profile.activities is None and paths:
-        raise UsageError(
-            f"{paths[0]} needs a log: a saved result has no timeline",
-            hint="write a log with: cudakit run --profile --log FILE PROGRAM",
-        )

@@ -171,14 +171,6 @@ _PROFILE_FILE: Final = ExpectedFile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedProfile:
-    """The activities of a log, and the outcome of its run."""
-
-    activities: tuple[Activities, ...]
-    outcome: Outcome
-
-
 def is_saved_result(path: Path) -> bool:
     """Return whether a file begins as JSON. Raises InputError if it cannot be read."""
     try:
@@ -190,8 +182,11 @@ def is_saved_result(path: Path) -> bool:
 
 def load_log(
     path: Path, progress: Callable[[str, float], None] = lambda _stage, _fraction: None
-) -> RecordedProfile:
-    """Read a log. Raises InputError if it is damaged or has no profile."""
+) -> tuple[Sequence[Activities], Outcome]:
+    """Return the activities of a log, and the outcome of its run.
+
+    Raises InputError if the log is damaged or has no profile.
+    """
     collector = ActivityCollector()
     has_launches = False
     with LogReader(path, _PROFILE_FILE) as log:
@@ -199,13 +194,13 @@ def load_log(
             collector.add(batch)
             has_launches |= bool(np.isin(batch.records["kind"], _SANITIZE_KINDS).any())
             progress("reading the log", log.fraction)
-    activities = tuple(collector.activities())
+    activities = collector.activities()
     if has_launches and not any(process_activities.has_work for process_activities in activities):
         raise InputError(
             f"{path} was written by run --sanitize, so it has no times for a profile",
             hint=f"find its races with: cudakit sanitize {path}",
         )
-    return RecordedProfile(activities, log.outcome)
+    return activities, log.outcome
 
 
 def load_result(path: Path) -> ProfileResult:

@@ -23,7 +23,7 @@ def test_help_goes_to_stdout_and_lists_every_command(cli: Cli) -> None:
 
         assert run.exit_code == 0
         assert run.stderr == ""
-        for name, (_, line) in COMMANDS.items():
+        for name, line in COMMANDS.items():
             assert re.search(rf"^  {name} +{re.escape(line)}$", run.stdout, re.MULTILINE)
 
 

@@ -22,7 +22,6 @@ from cudakit.cli.output import (
     Target,
     brief_sentences,
     format_of,
-    main_rows,
     open_file,
     open_outputs,
     printable,
@@ -368,11 +367,15 @@ def test_brief_has_title_and_important_notes() -> None:
 
 
 def test_rows_of_the_main_table_name_their_columns_and_reasons_without_a_value() -> None:
-    assert list(main_rows(DOCUMENT)) == [
+    terminal = Output(io.StringIO(), "terminal", 80, color=False)
+    assert REPORT.brief_text(terminal, with_rows=True).splitlines()[4:] == [
         "name a, size 1, health n/a (no driver)",
         "name b, size 2, health ok",
     ]
-    assert list(main_rows(Document("Title", (Section("Part", (ROWS,)),)))) == []
+    in_section = Report(
+        result=None, document=lambda: Document("Title", (Section("Part", (ROWS,)),))
+    )
+    assert in_section.brief_text(terminal, with_rows=True) == "Title\n"
 
 
 def test_quiet_prints_brief_and_rows() -> None:
@@ -383,7 +386,8 @@ def test_quiet_prints_brief_and_rows() -> None:
         "✓ verified",
         "! a warning",
         "✗ a failure",
-        *main_rows(DOCUMENT),
+        "name a, size 1, health n/a (no driver)",
+        "name b, size 2, health ok",
     ]
 
 

@@ -6,7 +6,7 @@ import html
 import re
 from pathlib import Path
 
-import draw_terminal
+import draw_pictures
 
 PICTURE = Path(__file__).parents[2] / "docs/images/terminal.svg"
 
@@ -18,8 +18,8 @@ def words(svg: str) -> str:
 
 
 def test_picture_of_readme_shows_current_output_of_commands() -> None:
-    assert words(draw_terminal.draw()) == words(PICTURE.read_text(encoding="utf-8")), (
-        "run: python scripts/draw_terminal.py docs/images/terminal.svg"
+    assert words(draw_pictures.draw_terminal()) == words(PICTURE.read_text(encoding="utf-8")), (
+        "run: python scripts/draw_pictures.py terminal"
     )
 
 
