@@ -39,7 +39,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cudakit.memory.load.machine import Machine
+from cudakit.memory.load.pickled import Machine
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "data" / "fuzz"
 MAX_SECONDS = 10

@@ -259,12 +259,12 @@ def _compare(
     if len(files) != 1:
         raise click.UsageError("--diff compares one SNAPSHOT with BEFORE; name one SNAPSHOT")
     from cudakit.memory.analyze import diff
-    from cudakit.memory.report.diff import report
+    from cudakit.memory.report.comparison import diff_report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         before_snapshot, after_snapshot = _load_snapshots((before, files[0]), quiet=options.quiet)
         result: DiffResult = diff(before_snapshot, after_snapshot, spec)
-        outputs.write(Report(result=result, document=lambda: report(result, top=top)))
+        outputs.write(Report(result=result, document=lambda: diff_report(result, top=top)))
     _note_slow_reader((result.before, result.after), options)
     has_grown = limit is not None and result.grew_beyond(limit)
     return ExitCode.FINDINGS if has_grown else ExitCode.OK
@@ -278,7 +278,7 @@ def _replay(
     options: OutputOptions,
 ) -> int:
     from cudakit.api.memory import replay_snapshots
-    from cudakit.memory.report.what_if import brief_sentences, report
+    from cudakit.memory.report.comparison import what_if_report, what_if_sentences
     from cudakit.memory.whatif import WhatIfSpec
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
@@ -289,8 +289,8 @@ def _replay(
         outputs.write(
             Report(
                 result=result,
-                document=lambda: report(result),
-                brief_sentences=lambda: brief_sentences(result),
+                document=lambda: what_if_report(result),
+                brief_sentences=lambda: what_if_sentences(result),
             )
         )
     _note_slow_reader(result.files, options)

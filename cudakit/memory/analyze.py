@@ -12,8 +12,7 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.memory.growth import find_leaks, step_history, steps_of
-from cudakit.memory.history import History, live_at, reconstruct, state_at
-from cudakit.memory.history.allocations import Curves
+from cudakit.memory.history import Curves, History, live_at, reconstruct, state_at
 from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.holders import (
     churn_by_stack,

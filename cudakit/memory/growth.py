@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.memory.history import History, live_at
-from cudakit.memory.history.allocations import Allocations
+from cudakit.memory.history import Allocations, History, live_at
 from cudakit.memory.result import DiffRow, Leak, StepPeak, Steps
 from cudakit.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot, StackTable, time_of
 from cudakit.memory.steps import step_moments

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.memory.history import Layout
-from cudakit.memory.history.allocations import Allocations
+from cudakit.memory.history import Allocations, Layout
 from cudakit.memory.result import (
     Churn,
     Facet,

@@ -156,12 +156,8 @@ class OomReport:
     @property
     def best_other_pool(self) -> StreamPool | None:
         """The stream pool with the largest free block, except ``own_pool``."""
-        other_pools = [
-            stream_pool for stream_pool in self.stream_pools if stream_pool != self.own_pool
-        ]
-        return max(
-            other_pools, key=lambda stream_pool: stream_pool.largest_free_bytes, default=None
-        )
+        others = [pool for pool in self.stream_pools if pool != self.own_pool]
+        return max(others, key=lambda pool: pool.largest_free_bytes, default=None)
 
     def fit(self) -> Fit:
         """Return the single changes that would have let the request succeed without new segments."""
@@ -170,7 +166,7 @@ class OomReport:
             block_bytes=self.block_bytes,
             segment_bytes=self.segment_bytes,
             usable_bytes=0,
-            releasable_bytes=sum(stream_pool.releasable_bytes for stream_pool in self.stream_pools),
+            releasable_bytes=sum(pool.releasable_bytes for pool in self.stream_pools),
             own_free_bytes=own_pool.free_bytes,
             largest_other_bytes=other_pool.largest_free_bytes if other_pool else 0,
             # Pending frees are complete now: a large enough block became free after the last search.
@@ -420,11 +416,8 @@ def _other_memory_remedies(report: OomReport) -> Iterator[str]:
             f"{format_bytes(report.private_free_bytes)} is cached in private pools: close graphs that are not"
             " needed any more, or let graphs share a pool"
         )
-    bytes_by_pid = {
-        pid: used_bytes
-        for pid, used_bytes in report.used_by_process().items()
-        if pid != os.getpid()
-    }
+    bytes_by_pid = report.used_by_process()
+    bytes_by_pid.pop(os.getpid(), None)
     if bytes_by_pid and max(bytes_by_pid.values()) >= report.segment_bytes:
         pid = max(bytes_by_pid, key=lambda pid: bytes_by_pid[pid])
         yield f"end process {pid}, which uses {format_bytes(bytes_by_pid[pid])}"

@@ -70,8 +70,9 @@ class SettingRefused(InputError):
         self.valid_values = valid_values
 
 
-def refused_value(field: str, value_text: str, valid_values: str) -> SettingRefused:
+def refused_value(field: str, value: object, valid_values: str) -> SettingRefused:
     """Return the error for a value that a field of the settings cannot have."""
+    value_text = shown_value(field, value)
     return SettingRefused(
         f"{field} is {value_text}; it must be {valid_values}",
         field=field,
@@ -130,11 +131,7 @@ def is_power_of_two(value: int) -> bool:
 
 def is_class_name(name: object) -> bool:
     """Return whether a name is valid for a class of streams in a configuration."""
-    return (
-        isinstance(name, str)
-        and name != ""
-        and not any(character in ",:[]" or character.isspace() for character in name)
-    )
+    return isinstance(name, str) and re.fullmatch(r"[^,:\[\]\s]+", name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +145,9 @@ class Token:
     @property
     def shown(self) -> str:
         """Return the token for an error message: on one line, shortened."""
-        if not self.text:
-            return "the end"
-        return repr(
-            self.text
-            if len(self.text) <= _MAX_SHOWN_LENGTH
-            else f"{self.text[:_MAX_SHOWN_LENGTH]}..."
-        )
+        is_long = len(self.text) > _MAX_SHOWN_LENGTH
+        shown_text = f"{self.text[:_MAX_SHOWN_LENGTH]}..." if is_long else self.text
+        return repr(shown_text) if self.text else "the end"
 
     def error(self, reason: str, *, hint: str = "") -> SettingRefused:
         """Return an error with the position of this token; characters count from 1."""
@@ -187,20 +180,16 @@ class Entry:
 
 def read_entries(variable: str, text: str) -> Iterator[Entry]:
     """Read entries one by one. Raises SettingRefused at the first token that the grammar does not allow."""
-    cursor = _Cursor([*_tokens(variable, text), Token(variable, len(text), "")])
+    tokens = []
+    for match in _TOKEN_PATTERN.finditer(text):
+        if word := match[0].lstrip(_SPACE_CHARACTERS):
+            position = match.end() - len(word)
+            tokens.append(Token(variable, position, word.rstrip(_SPACE_CHARACTERS)))
+    cursor = _Cursor([*tokens, Token(variable, len(text), "")])
     while cursor.current.text:
         yield cursor.entry()
         if cursor.current.text:
             cursor.separator(",")
-
-
-def _tokens(variable: str, text: str) -> Iterator[Token]:
-    for match in _TOKEN_PATTERN.finditer(text):
-        token_text = match.group().lstrip(_SPACE_CHARACTERS)
-        if token_text:
-            yield Token(
-                variable, match.end() - len(token_text), token_text.rstrip(_SPACE_CHARACTERS)
-            )
 
 
 class _Cursor:
@@ -236,17 +225,9 @@ class _Cursor:
     def word(self, expected: str) -> Token:
         if self.current.text in ("", ",", ":", "[", "]"):
             raise self.current.error(f"expected {expected}, found {self.current.shown}")
-        space_index = next(
-            (index for index, character in enumerate(self.current.text) if character.isspace()),
-            None,
-        )
-        if space_index is not None:
-            space_token = Token(
-                self.current.variable,
-                self.current.position + space_index,
-                self.current.text[space_index],
-            )
-            raise space_token.error(
+        if space := re.search(r"\s", self.current.text):
+            position = self.current.position + space.start()
+            raise Token(self.current.variable, position, space[0]).error(
                 f"there is space inside {self.current.shown}", hint="separate settings by ','"
             )
         return self.take()
@@ -307,17 +288,13 @@ def _size(field: str, *, min_mib: int = 0, is_optional: bool = True, native: boo
         holds,
         f"{expected}, or None" if is_optional else expected,
         _read_size,
-        _write_size,
+        lambda size_bytes: f"{size_bytes // MIB:d}",
         native,
     )
 
 
 def _read_size(entry: Entry) -> int:
     return _parse_whole(entry, "a whole number of MiB, without a unit", LARGEST_MIB) * MIB
-
-
-def _write_size(size_bytes: int) -> str:
-    return f"{size_bytes // MIB:d}"
 
 
 def _read_size_above_0(entry: Entry) -> int:
@@ -429,18 +406,12 @@ def _parse_slot(interval: Token, last_slot: int) -> int:
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
     """Format divisions: one number if all slots are equal, else a list without equal slots at both ends."""
-    changed_slots = [
-        slot
-        for slot, (earlier_divisions, later_divisions) in enumerate(pairwise(slots))
-        if earlier_divisions != later_divisions
-    ]
-    if not changed_slots and slots[0]:
+    changed = [slot for slot, (before, after) in enumerate(pairwise(slots)) if before != after]
+    if not changed and slots[0]:
         return f"{slots[0]:d}"
-    first_slot, last_slot = (changed_slots[0], changed_slots[-1]) if changed_slots else (0, 0)
-    intervals_text = "".join(
-        f"{1 << slot}:{slots[slot]:d}," for slot in range(first_slot, last_slot + 1)
-    )
-    return f"[{intervals_text}>:{slots[-1]:d}]"
+    first, last = (changed[0], changed[-1]) if changed else (0, 0)
+    intervals = "".join(f"{1 << slot}:{slots[slot]:d}," for slot in range(first, last + 1))
+    return f"[{intervals}>:{slots[-1]:d}]"
 
 
 def _read_reserve(entry: Entry) -> Reserve:
@@ -464,13 +435,16 @@ def _write_reserve(reserve: Reserve) -> str:
 
 
 def _are_reserves(value: object) -> bool:
-    if not isinstance(value, tuple) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 for pair in value
-    ):
+    if not isinstance(value, tuple):
         return False
-    return len({name for name, _ in value if is_class_name(name)}) == len(value) and all(
-        isinstance(reserve, Reserve) for _, reserve in value
+    is_valid = all(
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and is_class_name(pair[0])
+        and isinstance(pair[1], Reserve)
+        for pair in value
     )
+    return is_valid and len({name for name, _ in value}) == len(value)
 
 
 def _read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
@@ -485,10 +459,6 @@ def _read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
             raise name.error(f"the class {name.shown} is listed twice")
         reserve_by_class[name.text] = _parse_reserve(entry, token)
     return tuple(reserve_by_class.items())
-
-
-def _write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> str:
-    return f"[{','.join(f'{name}:{_write_reserve(reserve)}' for name, reserve in reserves)}]"
 
 
 # The keys of PyTorch 2.15 (AcceleratorAllocatorConfig::getKeys, CUDAAllocatorConfig::getKeys).
@@ -513,7 +483,7 @@ _KEYS = {
         _are_reserves,
         "pairs of a class of streams and a Reserve, each class once, named without ',', ':', '[', ']', space",
         _read_reserves,
-        _write_reserves,
+        lambda pairs: f"[{','.join(f'{name}:{_write_reserve(value)}' for name, value in pairs)}]",
     ),
     "garbage_collection_threshold": Key(
         "garbage_collection_threshold",
@@ -572,6 +542,3 @@ KEY_BY_SPELLING: Mapping[str, str] = MappingProxyType(
 
 # Keys that PyTorch once accepted and now rejects.
 DROPPED_KEYS = frozenset({"roundup_bypass_threshold_mb"})
-
-
-# --- The valid values of each setting of the allocator ---------------------------------------------

@@ -93,20 +93,19 @@ class Settings:
         for key in KEYS.values():
             value = getattr(self, key.field)
             if not key.holds(value):
-                raise refused_value(key.field, shown_value(key.field, value), key.expected)
+                raise refused_value(key.field, value, key.expected)
         minimum = self.large_segment_size_bytes
         for field in ("max_split_size_bytes", "max_non_split_rounding_bytes"):
             value = getattr(self, field)
             if value is not None and value < minimum:
                 size_text = shown_value("large_segment_size_bytes", minimum)
                 expected = f"at least the size of a large segment, {size_text}"
-                raise refused_value(field, shown_value(field, value), expected)
+                raise refused_value(field, value, expected)
         if self.backend != "native":
             for key in self._changed_keys().values():
                 if key.native:
-                    value_text = shown_value(key.field, getattr(self, key.field))
                     expected = f"left out: with backend {self.backend} it does nothing"
-                    raise refused_value(key.field, value_text, expected)
+                    raise refused_value(key.field, getattr(self, key.field), expected)
 
     @property
     def slack_bytes(self) -> int:
@@ -287,10 +286,8 @@ def recorded_settings(recorded_values: Mapping[str, Any]) -> Settings:
     sizes: dict[str, int | None] = {}
     for name, field in _RECORDED_BYTES.items():
         value = recorded_values.get(name)
-        if isinstance(value, int) and value >= 0:
-            sizes[field] = value
-        elif isinstance(value, int) and field == "max_split_size_bytes":
-            sizes[field] = None
+        if isinstance(value, int) and (value >= 0 or field == "max_split_size_bytes"):
+            sizes[field] = value if value >= 0 else None
     settings = with_changes(settings, sizes)
     threshold = recorded_values.get("garbage_collection_threshold")
     if isinstance(threshold, float):

@@ -131,23 +131,27 @@ def recordings(
 _ADDRESSES = st.one_of(
     st.integers(0, 12).map(lambda i: BASE + i * 512),
     st.integers(0, 12).map(lambda i: BASE + i * 2 * MIB),
-    st.sampled_from((0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)),
 )
+_EXTREME_ADDRESSES = (0, 1, 1 << 52, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 _BYTES = st.one_of(
     st.sampled_from((0, 1, 512, 1024, MIB, 2 * MIB, 20 * MIB, 1 << 49)), st.integers(0, 4 * MIB)
 )
 
 
 @st.composite
-def garbage(draw: Callable[[st.SearchStrategy[Any]], Any]) -> DeviceTrace:
+def garbage(
+    draw: Callable[[st.SearchStrategy[Any]], Any], *, max_address: int = (1 << 64) - 1
+) -> DeviceTrace:
     """Return a trace whose entries and final state are arbitrary."""
+    extremes = [address for address in _EXTREME_ADDRESSES if address <= max_address]
+    addresses = _ADDRESSES | st.sampled_from(extremes)
     stream, stack = st.integers(0, len(STREAMS) - 1), st.integers(0, len(STACKS) - 1)
     pool = st.integers(0, len(POOLS) - 1)
     time = st.sampled_from((None, 0, 1, -5, 1 << 60))
     entry = st.builds(
         Entry,
         action=st.sampled_from(Action),
-        address=_ADDRESSES,
+        address=addresses,
         size=_BYTES,
         stream=stream,
         time_us=time,
@@ -156,7 +160,7 @@ def garbage(draw: Callable[[st.SearchStrategy[Any]], Any]) -> DeviceTrace:
     )
     block = st.builds(
         Block,
-        address=_ADDRESSES,
+        address=addresses,
         size=_BYTES,
         requested=st.one_of(st.none(), _BYTES),
         state=st.sampled_from(BlockState),
@@ -164,7 +168,7 @@ def garbage(draw: Callable[[st.SearchStrategy[Any]], Any]) -> DeviceTrace:
     )
     segment = st.builds(
         Segment,
-        address=_ADDRESSES,
+        address=addresses,
         size=_BYTES,
         blocks=st.lists(block, max_size=4),
         stream=stream,

@@ -17,7 +17,7 @@ from memory.strategies import LAW, garbage, recordings
 
 from cudakit.errors import UsageError
 from cudakit.memory.analyze import analyze, diff, timeline
-from cudakit.memory.history.allocations import Curves
+from cudakit.memory.history import Curves
 from cudakit.memory.load import load
 from cudakit.memory.result import DeviceMemory, DiffResult, Health, MomentDiff, Timeline
 from cudakit.memory.selection import MemorySpec

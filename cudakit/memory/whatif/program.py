@@ -12,8 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.memory.history import History, reconstruct
-from cudakit.memory.history.allocations import Allocations, Curves
+from cudakit.memory.history import Allocations, Curves, History, reconstruct
 from cudakit.memory.result import Limit, MemoryTotals, Outcome
 from cudakit.memory.selection import pytorch_trace
 from cudakit.memory.snapshot import (

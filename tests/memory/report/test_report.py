@@ -14,8 +14,8 @@ import pytest
 from cudakit.memory.analyze import analyze, diff
 from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.load import load
-from cudakit.memory.report import diff as present_diff
 from cudakit.memory.report import report, summary_report
+from cudakit.memory.report.comparison import diff_report
 from cudakit.memory.report.rows import step_definition
 from cudakit.memory.report.summary import answer, in_annotation, reliability
 from cudakit.memory.result import MemoryResult
@@ -71,14 +71,14 @@ def test_report_of_several_ranks_equals_the_golden_file(golden: Callable[[str, s
 
 def test_report_of_a_diff_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     before, after = (load(f"tests/data/{name}.pkl.gz") for name in ("train_python", "oom"))
-    document = present_diff.report(diff(before, after, MemorySpec()), top=3)
+    document = diff_report(diff(before, after, MemorySpec()), top=3)
 
     golden("memviz-diff-100.txt", read(document, 100))
 
 
 def test_growth_of_a_diff_beyond_1000_percent_is_a_factor() -> None:
     before, after = load("tests/data/leak.pkl.gz"), load("examples/memory/kv_cache.pkl.gz")
-    text = read(present_diff.report(diff(before, after, MemorySpec()), top=1), 100)
+    text = read(diff_report(diff(before, after, MemorySpec()), top=1), 100)
 
     assert "136 GiB more (2,453 times as much) at the peak" in text
     assert re.search(r"reserved at end +76\.0 MiB +124 GiB +\+124 GiB +1,676 times\n", text)

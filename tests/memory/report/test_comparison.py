@@ -9,7 +9,7 @@ import pytest
 
 from cudakit.api.memory import replay_snapshots
 from cudakit.memory.load import load
-from cudakit.memory.report.what_if import report
+from cudakit.memory.report.comparison import what_if_report
 from cudakit.memory.whatif import WhatIfSpec
 from cudakit.report import console
 
@@ -25,7 +25,7 @@ def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(*names: str, settings: tuple[str, ...] = SETTINGS, limit: int | None = None) -> str:
     result = replay_snapshots([load(name) for name in names], WhatIfSpec(settings, limit))
-    return console.render(report(result), width=100, color=False)
+    return console.render(what_if_report(result), width=100, color=False)
 
 
 def test_report_of_an_out_of_memory_error_equals_the_golden_file(
