@@ -93,77 +93,37 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Public names, each with the module that defines it.
-_MODULES = {
-    "CachingAllocator": "cudakit.api.allocator",
-    "CachingMemoryResource": "cudakit.api.cuda_core",
-    "CudaError": "cudakit.errors",
-    "CudaKernel": "cudakit.arrays.cuda_kernel",
-    "CudakitError": "cudakit.errors",
-    "DeviceArray": "cudakit.arrays.kernels",
-    "Elementwise": "cudakit.arrays.kernels",
-    "EnvironmentUnusable": "cudakit.errors",
-    "ForkedAllocator": "cudakit.api.allocator",
-    "Generator": "cudakit.arrays.generator",
-    "GraphMemory": "cudakit.api.allocator",
-    "InputError": "cudakit.errors",
-    "InvalidPointer": "cudakit.api.allocator",
-    "InvalidSize": "cudakit.api.allocator",
-    "LossScaler": "cudakit.arrays.nonfinite",
-    "MemPool": "cudakit.api.allocator",
-    "MissingDependency": "cudakit.errors",
-    "OpenedMemory": "cudakit.api.allocator",
-    "OutOfMemory": "cudakit.api.allocator",
-    "PinnedMemory": "cudakit.api.pin",
-    "PoolError": "cudakit.api.allocator",
-    "RaceError": "cudakit.errors",
-    "Reentered": "cudakit.api.allocator",
-    "Reduction": "cudakit.arrays.kernels",
-    "SettingRefused": "cudakit.api.allocator",
-    "SharedMemory": "cudakit.api.allocator",
-    "SnapshotError": "cudakit.errors",
-    "Unsupported": "cudakit.errors",
-    "UsageError": "cudakit.errors",
-    "can_access_peer": "cudakit.gpu.cuda.current",
-    "capability": "cudakit.gpu.cuda.current",
-    "count_nonfinite": "cudakit.arrays.nonfinite",
-    "cupy_allocator": "cudakit.api.plugs",
-    "current_device": "cudakit.gpu.cuda.current",
-    "current_stream": "cudakit.gpu.cuda.current",
-    "device": "cudakit.gpu.cuda.current",
-    "device_count": "cudakit.gpu.cuda.current",
-    "device_name": "cudakit.gpu.cuda.current",
-    "devices": "cudakit.api",
-    "elementwise": "cudakit.arrays.kernels",
-    "graph": "cudakit.arrays.graph",
-    "is_available": "cudakit.gpu.cuda.current",
-    "is_initialized": "cudakit.gpu.cuda.current",
-    "kernel": "cudakit.arrays.cuda_kernel",
-    "load_snapshot": "cudakit.api.memory",
-    "mark": "cudakit.gpu.nvtx",
-    "mem_get_info": "cudakit.gpu.cuda.current",
-    "memviz": "cudakit.api.memory",
-    "memviz_diff": "cudakit.api.memory",
-    "memviz_what_if": "cudakit.api.memory",
-    "numba_memory_manager": "cudakit.api.plugs",
-    "pin": "cudakit.api.pin",
-    "pop_range": "cudakit.gpu.nvtx",
-    "profile": "cudakit.api.profile",
-    "profiler": "cudakit.api",
-    "push_range": "cudakit.gpu.nvtx",
-    "range": "cudakit.gpu.nvtx",
-    "record_memory": "cudakit.api.record_memory",
-    "reduction": "cudakit.arrays.kernels",
-    "rmm_resource": "cudakit.api.plugs",
-    "sanitize": "cudakit.api.sanitize",
-    "set_device": "cudakit.gpu.cuda.current",
-    "softmax": "cudakit.arrays.softmax",
-    "stream": "cudakit.gpu.cuda.current",
-    "synchronize": "cudakit.gpu.cuda.current",
-    "timed": "cudakit.api.profile",
-    "to_device": "cudakit.arrays.kernels",
-    "torch_pool": "cudakit.api.plugs",
+# The public names that each module defines.
+_NAMES = {
+    "cudakit.api": "devices profiler",
+    "cudakit.api.allocator": (
+        "CachingAllocator ForkedAllocator GraphMemory InvalidPointer InvalidSize MemPool "
+        "OpenedMemory OutOfMemory PoolError Reentered SettingRefused SharedMemory"
+    ),
+    "cudakit.api.cuda_core": "CachingMemoryResource",
+    "cudakit.api.memory": "load_snapshot memviz memviz_diff memviz_what_if",
+    "cudakit.api.pin": "PinnedMemory pin",
+    "cudakit.api.plugs": "cupy_allocator numba_memory_manager rmm_resource torch_pool",
+    "cudakit.api.profile": "profile timed",
+    "cudakit.api.record_memory": "record_memory",
+    "cudakit.api.sanitize": "sanitize",
+    "cudakit.arrays.cuda_kernel": "CudaKernel kernel",
+    "cudakit.arrays.generator": "Generator",
+    "cudakit.arrays.graph": "graph",
+    "cudakit.arrays.kernels": "DeviceArray Elementwise Reduction elementwise reduction to_device",
+    "cudakit.arrays.nonfinite": "LossScaler count_nonfinite",
+    "cudakit.arrays.softmax": "softmax",
+    "cudakit.errors": (
+        "CudaError CudakitError EnvironmentUnusable InputError MissingDependency RaceError "
+        "SnapshotError Unsupported UsageError"
+    ),
+    "cudakit.gpu.cuda.current": (
+        "can_access_peer capability current_device current_stream device device_count "
+        "device_name is_available is_initialized mem_get_info set_device stream synchronize"
+    ),
+    "cudakit.gpu.nvtx": "mark pop_range push_range range",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(("__version__", *_MODULES))
 

@@ -24,7 +24,7 @@ from cudakit.bench.fleet.result import (
     Subject,
     SubjectKind,
 )
-from cudakit.bench.health import Figure, SuiteResult, figure_name, measured_value
+from cudakit.bench.health import SuiteResult, figure_name, measured_value
 from cudakit.bench.labels import Axis, join_first_names
 from cudakit.bench.result import CaseResult
 from cudakit.bench.summary import environments
@@ -331,33 +331,39 @@ def _without_wrong_results(
     """Return the hosts, with an error instead of the suite result of each GPU that has a finding."""
     texts = {finding.subject: finding.text for finding in findings}
     other_gpu = Unavailable("the result is that of another GPU")
-
-    def checked(host: FleetHost, gpu: FleetGpu) -> FleetGpu:
-        text = texts.get(Subject("gpu", host.name, gpu.index))
-        return replace(gpu, error=text, hint=_MEASURE_AGAIN, suite=other_gpu) if text else gpu
-
     return tuple(
-        replace(host, gpus=tuple(checked(host, gpu) for gpu in host.gpus)) for host in hosts
+        replace(
+            host,
+            gpus=tuple(
+                replace(gpu, error=texts[subject], hint=_MEASURE_AGAIN, suite=other_gpu)
+                if (subject := Subject("gpu", host.name, gpu.index)) in texts
+                else gpu
+                for gpu in host.gpus
+            ),
+        )
+        for host in hosts
     )
 
 
 def _unhealthy_gpus(measured: Sequence[_MeasuredGpu]) -> Iterator[Finding]:
     for gpu in measured:
-        if gpu.suite.health == "fail":
-            failed = [
-                _describe_failure(item) for item in gpu.suite.figures if item.health == "fail"
-            ]
-            text = f"the health check fails: {join_first_names(failed, 4)}"
-            yield Finding("unhealthy", gpu.subject, text, "", conditions=gpu.suite.causes)
-
-
-def _describe_failure(figure: Figure) -> str:
-    """Return the name of a figure, and its share of the expected value if both are known."""
-    band, reached = figure.band, figure.reached
-    if isinstance(reached, Unavailable) or isinstance(band, Unavailable) or not reached:
-        return figure.name
-    share = band.expected / reached if band.unit == "s" else reached / band.expected
-    return f"{figure.name} ({format_ratio(share)} of the expected speed)"
+        if gpu.suite.health != "fail":
+            continue
+        failed = []
+        for figure in gpu.suite.figures:
+            if figure.health != "fail":
+                continue
+            name, band, reached = figure.name, figure.band, figure.reached
+            if (
+                not isinstance(band, Unavailable)
+                and not isinstance(reached, Unavailable)
+                and reached
+            ):
+                share = band.expected / reached if band.unit == "s" else reached / band.expected
+                name += f" ({format_ratio(share)} of the expected speed)"
+            failed.append(name)
+        text = f"the health check fails: {join_first_names(failed, 4)}"
+        yield Finding("unhealthy", gpu.subject, text, "", conditions=gpu.suite.causes)
 
 
 def _slow_subjects(
@@ -372,9 +378,13 @@ def _slow_subjects(
     slow_keys = {(comparison.subject, comparison.figure) for comparison in slow}
     slow_by_subject: dict[Subject, list[PeerComparison]] = {}
     for comparison in slow:
-        outer = {(subject, comparison.figure) for subject in _outer_subjects(comparison.subject)}
-        if slow_keys.isdisjoint(outer):
-            slow_by_subject.setdefault(comparison.subject, []).append(comparison)
+        subject = comparison.subject
+        outer = [Subject("host", subject.host)] if subject.kind != "host" else []
+        if subject.kind == "link":
+            indices = (subject.gpu, subject.peer)
+            outer += [Subject("gpu", subject.host, i) for i in indices if i is not None]
+        if slow_keys.isdisjoint((each, comparison.figure) for each in outer):
+            slow_by_subject.setdefault(subject, []).append(comparison)
     conditions = _unusual_conditions(hosts)
     findings = []
     for subject, of_subject in slow_by_subject.items():
@@ -390,16 +400,6 @@ def _slow_subjects(
         findings,
         key=lambda finding: (finding.subject.kind != "host", finding.slow_figures[0].of_peers),
     )
-
-
-def _outer_subjects(subject: Subject) -> Iterator[Subject]:
-    """Yield the host of a GPU or a link, and the GPUs of a link."""
-    if subject.kind != "host":
-        yield Subject("host", subject.host)
-    if subject.kind == "link":
-        yield Subject("gpu", subject.host, subject.gpu)
-        if subject.peer is not None:
-            yield Subject("gpu", subject.host, subject.peer)
 
 
 def _unusual_conditions(
@@ -419,27 +419,20 @@ def _unusual_conditions(
     for gpu in measured:
         warnings = environment_warnings(environments(gpu.suite.bench.results))
         facts = _comparable_facts(gpu.suite.bench.results[0].environment)
-        rare = _rare_facts(facts, facts_by_model[gpu.model])
-        conditions[gpu.subject.host, gpu.subject.gpu] = (
-            *warnings,
-            *(text for name, text in rare if not any(name in warning for warning in warnings)),
-        )
+        facts_of_all = facts_by_model[gpu.model]
+        rare = []
+        for name, fact in facts.items():
+            counts = Counter(other.get(name, "") for other in facts_of_all)
+            common, gpu_count = counts.most_common(1)[0]
+            is_rare = fact != common and common and 2 * gpu_count > len(facts_of_all)
+            if is_rare and not any(name in warning for warning in warnings):
+                rare.append(f"the {name} is {fact}, that of most peers {common}")
+        conditions[gpu.subject.host, gpu.subject.gpu] = (*warnings, *rare)
     for host in hosts:
         of_gpus = [conditions[key] for key in conditions if key[0] == host.name] or [()]
         shared = tuple(text for text in of_gpus[0] if all(text in texts for texts in of_gpus))
         conditions[host.name, None] = shared
     return conditions
-
-
-def _rare_facts(
-    facts: Mapping[str, str], facts_of_all: Sequence[Mapping[str, str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the name of each fact that differs from the fact of most environments, and a sentence."""
-    for name, fact in facts.items():
-        counts = Counter(other.get(name, "") for other in facts_of_all)
-        common, gpu_count = counts.most_common(1)[0]
-        if fact != common and common and 2 * gpu_count > len(facts_of_all):
-            yield name, f"the {name} is {fact}, that of most peers {common}"
 
 
 def _comparable_facts(environment: Environment) -> dict[str, str]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -205,17 +205,17 @@ def _lost_connection(reason: str) -> EnvironmentUnusable:
 
 def distinct_names(hosts: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a distinct name per host from host name, address and node id, as short as possible."""
-    names = [name for name, _, _ in hosts]
-    names_with_address = [f"{name}-{address}" for name, address, _ in hosts]
-    distinct_host_names = []
-    for i, (name, _, node_id) in enumerate(hosts):
-        if names.count(name) == 1:
-            distinct_host_names.append(name)
-        elif names_with_address.count(names_with_address[i]) == 1:
-            distinct_host_names.append(names_with_address[i])
-        else:
-            distinct_host_names.append(f"{name}-{node_id[:8]}")
-    return distinct_host_names
+    forms = [(name, f"{name}-{address}", f"{name}-{node[:8]}") for name, address, node in hosts]
+    name_counts = Counter(name for name, _, _ in forms)
+    address_counts = Counter(with_address for _, with_address, _ in forms)
+    return [
+        name
+        if name_counts[name] == 1
+        else with_address
+        if address_counts[with_address] == 1
+        else with_node
+        for name, with_address, with_node in forms
+    ]
 
 
 # --- connecting ------------------------------------------------------------------------------------
@@ -233,61 +233,41 @@ def open_cluster(address: str) -> Iterator[RayCluster]:
             f"{address} is an address of Ray Client, which bench suite does not support",
             hint="run cudakit on a host of the cluster with --ray auto",
         )
-    os.environ.update(_SETTINGS | (_local_settings() if address == LOCAL else {}))
-    ray = _import_ray()
-    if address != LOCAL:
-        _check_answer(address)
-    with ExitStack() as cleanup:
-        options: dict[str, object] = {"address": address}
-        if address == LOCAL:
-            options |= _local_options(cleanup)
-        cleanup.callback(ray.shutdown)
-        handler = signal.getsignal(signal.SIGTERM)
-        _connect(ray, address, options)
-        signal.signal(signal.SIGTERM, handler)  # Ray's handler ends the process without a report.
-        yield RayCluster(ray)
-
-
-def _import_ray() -> Any:
+    os.environ.update(_SETTINGS)
+    if address == LOCAL:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a token to ~/.ray.
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16))
     try:
         import ray
         import ray.exceptions
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise MissingDependency("ray", purpose="--ray", requirement=EXTRA) from error
-    return ray
-
-
-def _local_settings() -> dict[str, str]:
-    """Return environment variables for a new cluster.
-
-    They disable the usage report, and set a token, because Ray would otherwise write one to ~/.ray.
-    """
-    settings = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if "RAY_AUTH_MODE" in os.environ:
-        return settings
-    return settings | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-
-
-def _local_options(cleanup: ExitStack) -> dict[str, object]:
-    """Return the options of a small cluster, whose files are deleted at the end."""
-    directory = tempfile.TemporaryDirectory(prefix="cudakit-ray-", ignore_cleanup_errors=True)
-    cleanup.enter_context(directory)
-    options: dict[str, object] = {
-        "num_cpus": _LOCAL_CPUS,
-        "object_store_memory": _LOCAL_STORE_BYTES,
-        "include_dashboard": False,
-    }
-    if len(directory.name) <= _MAX_DIRECTORY_LENGTH:
-        options["_temp_dir"] = directory.name
-    return options
-
-
-def _connect(ray: Any, address: str, options: dict[str, object]) -> None:
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
-    except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
-        raise connection_error(address, str(error)) from error
+    with ExitStack() as cleanup:
+        options: dict[str, Any] = {"address": address}
+        if address == LOCAL:
+            directory = tempfile.TemporaryDirectory(
+                prefix="cudakit-ray-", ignore_cleanup_errors=True
+            )
+            cleanup.enter_context(directory)
+            options |= {
+                "num_cpus": _LOCAL_CPUS,
+                "object_store_memory": _LOCAL_STORE_BYTES,
+                "include_dashboard": False,
+            }
+            if len(directory.name) <= _MAX_DIRECTORY_LENGTH:
+                options["_temp_dir"] = directory.name
+        else:
+            _check_answer(address)
+        cleanup.callback(ray.shutdown)
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+        except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
+            raise connection_error(address, str(error)) from error
+        signal.signal(signal.SIGTERM, handler)  # Ray's handler ends the process without a report.
+        yield RayCluster(ray)
 
 
 def _check_answer(address: str) -> None:
@@ -416,25 +396,19 @@ _QUICK_LIMIT_S, _FULL_LIMIT_S = 600.0, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The suite to run on each GPU, and the time limit for hosts."""
+    """The suite to run on each GPU, the time limit for hosts, and the functions that run on the hosts.
+
+    The functions run in processes of Ray. ``describe`` gets ``arguments``, and yields the JSON document of
+    HostFacts. ``measure`` gets the CUDA device index of a GPU, the UUID of the GPU ("" if unknown) and
+    ``arguments``. It yields "" when it starts, then the JSON document of the suite.
+    """
 
     simulated: bool  # Whether each host simulates its GPUs.
     quick: bool  # Whether the suite is a quick one.
     timeout_s: float  # Time in which a host must answer, and in which its GPUs must become free.
-    function_arguments: tuple[object, ...]  # Further arguments of the functions that run on a host.
-
-
-@dataclass(frozen=True, slots=True)
-class HostFunctions:
-    """The functions that run on the hosts, in processes of Ray.
-
-    ``describe`` gets FleetOptions.function_arguments, and yields the JSON document of HostFacts.
-    ``measure`` gets the CUDA device index of a GPU, the UUID of the GPU ("" if unknown) and
-    FleetOptions.function_arguments. It yields "" when it starts, then the JSON document of the suite.
-    """
-
     describe: HostFunction
     measure: HostFunction
+    arguments: tuple[object, ...]
 
 
 def find_hosts(cluster: RayCluster, *, simulated: bool) -> tuple[ClusterHost, ...]:
@@ -457,7 +431,6 @@ def measure_fleet(
     hosts: Sequence[ClusterHost],
     records: FleetRecords,
     options: FleetOptions,
-    functions: HostFunctions,
     progress: Progress,
 ) -> bool:
     """Measure all GPUs that have no result in ``records`` yet, and write each result when it arrives.
@@ -465,13 +438,21 @@ def measure_fleet(
     A host or GPU that fails has an error in ``records``. Returns False after a KeyboardInterrupt, which
     ``progress`` may raise.
     """
-    fleet = _Fleet(cluster, records, options, functions)
+    fleet = _Fleet(cluster, records, options)
     runs = [_HostRun(host) for host in hosts]
     try:
         for run in runs:
             fleet.describe(run)
         while active_runs := [run for run in runs if run.task]:
-            progress(*_describe_progress(runs))
+            waiting_count = sum(run.facts is None for run in active_runs)
+            gpu_count = sum(run.gpu_count for run in runs)
+            left_count = sum(len(run.waiting_gpus) + (run.gpu is not None) for run in runs)
+            measured_count = gpu_count - left_count
+            if waiting_count:
+                progress(f"waiting for {waiting_count} of {len(runs)} hosts", 0.0)
+            else:
+                share = measured_count / max(gpu_count, 1)
+                progress(f"{measured_count} of {gpu_count} GPUs measured", share)
             fleet.advance(active_runs)
     except KeyboardInterrupt:
         return False
@@ -496,17 +477,6 @@ class _HostRun:
     gpu_count: int = 0  # Number of GPUs to measure in this run.
 
 
-def _describe_progress(runs: Sequence[_HostRun]) -> tuple[str, float]:
-    """Return a stage, such as "3 of 8 GPUs measured", and the completed fraction."""
-    waiting_hosts = [run.host for run in runs if run.task and run.facts is None]
-    if waiting_hosts:
-        return f"waiting for {len(waiting_hosts)} of {len(runs)} hosts", 0.0
-    gpu_count = sum(run.gpu_count for run in runs)
-    remaining_count = sum(len(run.waiting_gpus) + (run.gpu is not None) for run in runs)
-    measured_count = gpu_count - remaining_count
-    return f"{measured_count} of {gpu_count} GPUs measured", measured_count / max(gpu_count, 1)
-
-
 class _Fleet:
     """Starts the tasks of all hosts, and handles failures, time limits and the texts that the tasks yield."""
 
@@ -515,20 +485,16 @@ class _Fleet:
         cluster: RayCluster,
         records: FleetRecords,
         options: FleetOptions,
-        functions: HostFunctions,
     ) -> None:
         self._cluster = cluster
         self._records = records
         self._options = options
-        self._functions = functions
 
     def describe(self, run: _HostRun) -> None:
         """Ask a host for its facts."""
-        function_arguments = self._options.function_arguments
-        run.task = self._cluster.submit(
-            self._functions.describe, run.host, *function_arguments, gpus=0
-        )
-        run.deadline_s = time.monotonic() + self._options.timeout_s
+        options = self._options
+        run.task = self._cluster.submit(options.describe, run.host, *options.arguments, gpus=0)
+        run.deadline_s = time.monotonic() + options.timeout_s
 
     def advance(self, runs: Sequence[_HostRun]) -> None:
         """Wait briefly for texts of tasks, handle the new texts, and cancel tasks that are too late."""
@@ -578,11 +544,11 @@ class _Fleet:
         if run.gpu is None or run.facts is None:
             return
         run.task = self._cluster.submit(
-            self._functions.measure,
+            self._options.measure,
             run.host,
             run.gpu,
             run.facts.gpu_uuid(run.gpu),
-            *self._options.function_arguments,
+            *self._options.arguments,
             gpus=0 if self._options.simulated else run.host.gpu_count,
         )
         run.deadline_s = time.monotonic() + self._options.timeout_s

@@ -79,6 +79,12 @@ _HOST_COLUMNS = (
 # Maximum number of rows of slow figures for each finding, and in total.
 _ROWS_PER_FINDING, _MAX_ROWS = 4, 40
 _KIND_NAMES = {"host": "hosts", "gpu": "GPUs", "link": "links"}
+_FINDING_CLAUSES = {
+    "slower": "slower than peers",
+    "failed": "failed",
+    "wrong-gpu": "measured another GPU",
+    "unhealthy": "health check failed",
+}
 
 
 def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
@@ -88,69 +94,66 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     """
     headline = _headline(result)
     nodes: list[Node] = [_comparison_columns(result.comparisons), headline]
-    slower_findings = [finding for finding in result.findings if finding.kind == "slower"]
-    if slower_findings:
-        nodes.append(_slow_table(slower_findings))
-    nodes += _finding_notes(result.findings)
-    nodes += [Note("warn", f"{capitalized(warning_text)}.") for warning_text in result.warnings]
+    slower = [finding for finding in result.findings if finding.kind == "slower"]
+    if slower:
+        nodes.append(_slow_table(slower))
+    for (
+        finding
+    ) in result.findings:  # The reason of each failure, and the conditions of slow subjects.
+        conditions = "; ".join(finding.conditions)
+        if finding.kind != "slower":
+            causes_text = f" Likely causes: {conditions}." if conditions else ""
+            remedies = (finding.hint,) if finding.hint else ()
+            nodes.append(
+                Note("error", f"{finding.subject}: {finding.text}.{causes_text}", remedies)
+            )
+        elif conditions:
+            nodes.append(Note("warn", f"{finding.subject}: {conditions}."))
+    nodes += [Note("warn", f"{capitalized(warning)}.") for warning in result.warnings]
     if result.comparisons:
         nodes.append(Section("Figures of the fleet", (_figure_table(result.comparisons),)))
     nodes += _sections_without_peers(result)
-    nodes.append(Section("Hosts", (_host_table(result.hosts),)))
-    if detail:
-        nodes += [_subject_section(host, result.comparisons) for host in result.hosts]
-    return Document(_title(result), tuple(nodes), closing_nodes=(headline,))
-
-
-def _title(result: FleetResult) -> str:
-    gpu_count = sum(_measured_count(host) for host in result.hosts)
-    prefix = "Simulated: " if result.simulated else ""
-    suffix = "" if result.comparisons or result.findings else ", not compared"
-    gpu_text = _of_all(gpu_count, sum(host.facts.gpu_count for host in result.hosts), "GPU")
-    host_count = sum(1 for host in result.hosts if _measured_count(host))
-    counts_text = f"{gpu_text} on {_of_all(host_count, len(result.hosts), 'host')}"
-    return f"{prefix}bench suite, {counts_text}{suffix}"
+    nodes.append(Section("Hosts", (Table(_HOST_COLUMNS, tuple(map(_host_row, result.hosts))),)))
+    for host in result.hosts if detail else ():
+        rows = tuple(
+            (*_comparison_cells(comparison), Text("slow" if comparison.is_slow else "ok"))
+            for comparison in result.comparisons
+            if comparison.subject.host == host.name
+        )
+        table = Table(_SUBJECT_COLUMNS, rows)
+        nodes.append(Section(f"All figures of {host.name}", (table,), is_folded=True))
+    measured_counts = list(map(_measured_count, result.hosts))
+    gpu_count = sum(host.facts.gpu_count for host in result.hosts)
+    title = (
+        f"{'Simulated: ' if result.simulated else ''}bench suite, "
+        f"{_of_all(sum(measured_counts), gpu_count, 'GPU')} on "
+        f"{_of_all(sum(map(bool, measured_counts)), len(result.hosts), 'host')}"
+        f"{'' if result.comparisons or result.findings else ', not compared'}"
+    )
+    return Document(title, tuple(nodes), closing_nodes=(headline,))
 
 
 def _headline(result: FleetResult) -> Note:
     """Return the verdict: which hosts, GPUs and links have findings."""
     if result.findings:
-        slower_subjects = [
-            f"{finding.subject} ({finding.slow_figures[0].figure}: "
-            f"{format_ratio(finding.slow_figures[0].of_peers)} of peers)"
-            for finding in result.findings
-            if finding.kind == "slower"
-        ]
-        failed_subjects = [
-            str(finding.subject) for finding in result.findings if finding.kind == "failed"
-        ]
-        wrong_gpu_subjects = [
-            str(finding.subject) for finding in result.findings if finding.kind == "wrong-gpu"
-        ]
-        unhealthy_subjects = [
-            str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
-        ]
+        subjects: dict[str, list[str]] = {kind: [] for kind in _FINDING_CLAUSES}
+        for finding in result.findings:
+            text = str(finding.subject)
+            if finding.kind == "slower":
+                slowest = finding.slow_figures[0]
+                text += f" ({slowest.figure}: {format_ratio(slowest.of_peers)} of peers)"
+            subjects[finding.kind].append(text)
         clauses = [
-            f"{clause}: {join_first_names(subject_names, 4)}"
-            for clause, subject_names in (
-                ("slower than peers", slower_subjects),
-                ("failed", failed_subjects),
-                ("measured another GPU", wrong_gpu_subjects),
-                ("health check failed", unhealthy_subjects),
-            )
-            if subject_names
+            f"{clause}: {join_first_names(subjects[kind], 4)}"
+            for kind, clause in _FINDING_CLAUSES.items()
+            if subjects[kind]
         ]
         return Note("error", f"{capitalized('; '.join(clauses))}.")
     if not result.comparisons:
         return Note("info", "Nothing was compared: no GPU has peers.")
-    compared_subjects = {kind: set[object]() for kind in _KIND_NAMES}
-    for comparison in result.comparisons:
-        compared_subjects[comparison.subject.kind].add(comparison.subject)
-    count_texts = [
-        f"{len(subjects)} {_KIND_NAMES[kind]}"
-        for kind, subjects in compared_subjects.items()
-        if subjects
-    ]
+    compared = {comparison.subject for comparison in result.comparisons}
+    counts = {kind: sum(subject.kind == kind for subject in compared) for kind in _KIND_NAMES}
+    count_texts = [f"{count} {_KIND_NAMES[kind]}" for kind, count in counts.items() if count]
     return Note("ok", f"None is slower than its peers: {', '.join(count_texts)} compared.")
 
 
@@ -161,41 +164,28 @@ def _slow_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         shown_figures = finding.slow_figures[:_ROWS_PER_FINDING] if len(rows) < _MAX_ROWS else ()
         omitted_count += len(finding.slow_figures) - len(shown_figures)
-        rows += map(_slow_row, shown_figures)
+        rows += [
+            (*_comparison_cells(slow), _share(slow.peer_mad, slow.peer_median))
+            for slow in shown_figures
+        ]
     omitted_text = (
         f"{_count(omitted_count, 'more slow figure')} in the JSON. " if omitted_count else ""
     )
     return Table(_SLOW_COLUMNS, tuple(rows), omitted_text + _SLOW_CAPTION)
 
 
-def _slow_row(slow_figure: PeerComparison) -> tuple[Value, ...]:
-    spread = _share(slow_figure.peer_mad, slow_figure.peer_median)
-    return (*_comparison_cells(slow_figure), spread)
-
-
 def _comparison_cells(comparison: PeerComparison) -> tuple[Value, ...]:
     """Return the subject of a comparison, and its values in _COMPARISON_COLUMNS."""
+    limit, peers = comparison.limit, comparison.peer_median
     return (
         Text(str(comparison.subject)),
         Text(comparison.figure),
         _amount(comparison.value, comparison.unit),
         _amount(comparison.peer_median, comparison.unit),
         Ratio(comparison.of_peers),
-        _limit_speed(comparison),
+        # The speed at the limit, relative to the peers.
+        _share(peers, limit) if comparison.unit == "s" else _share(limit, peers),
     )
-
-
-def _finding_notes(findings: Sequence[Finding]) -> Iterator[Note]:
-    """Yield the reason of each failure, and the conditions of slow subjects."""
-    for finding in findings:
-        remedies = (finding.hint,) if finding.hint else ()
-        if finding.kind != "slower":
-            conditions_text = (
-                f" Likely causes: {'; '.join(finding.conditions)}." if finding.conditions else ""
-            )
-            yield Note("error", f"{finding.subject}: {finding.text}.{conditions_text}", remedies)
-        elif finding.conditions:
-            yield Note("warn", f"{finding.subject}: {'; '.join(finding.conditions)}.")
 
 
 def _figure_table(comparisons: Sequence[PeerComparison]) -> Table:
@@ -234,10 +224,6 @@ def _figure_row(group: Sequence[PeerComparison], *, with_model: bool) -> tuple[V
     )
 
 
-def _host_table(hosts: Sequence[FleetHost]) -> Table:
-    return Table(_HOST_COLUMNS, tuple(_host_row(host) for host in hosts))
-
-
 def _host_row(host: FleetHost) -> tuple[Value, ...]:
     models = dict.fromkeys(gpu.model for gpu in host.gpus if gpu.model)
     return (
@@ -265,52 +251,33 @@ def _sections_without_peers(result: FleetResult) -> Iterator[Node]:
                 yield Section(f"Figures of {host.name} GPU {gpu.index}, without peers", (table,))
 
 
-def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> Section:
-    """Return the figures of all GPUs and links of a host."""
-    rows = tuple(
-        (*_comparison_cells(comparison), Text("slow" if comparison.is_slow else "ok"))
-        for comparison in comparisons
-        if comparison.subject.host == host.name
-    )
-    return Section(f"All figures of {host.name}", (Table(_SUBJECT_COLUMNS, rows),), is_folded=True)
-
-
 def _comparison_columns(comparisons: Sequence[PeerComparison]) -> Columns:
     """Return the Columns ``comparisons``, with a row per figure of a host, GPU or link."""
-    texts_by_column = {
-        "host": [comparison.subject.host for comparison in comparisons],
-        "kind": [comparison.subject.kind for comparison in comparisons],
-        "figure": [comparison.figure for comparison in comparisons],
-        "group": [comparison.group for comparison in comparisons],
-        "unit": [comparison.unit for comparison in comparisons],
-    }
-    number_columns = ("value", "peer_median", "peer_mad", "limit", "of_peers")
-    array_by_column = {name: np.array(values, np.str_) for name, values in texts_by_column.items()}
-    for name in ("gpu", "peer"):
-        indices = [getattr(comparison.subject, name) for comparison in comparisons]
-        array_by_column[name] = np.array(
-            ["" if index is None else str(index) for index in indices], np.str_
-        )
-    for name in number_columns:
-        values = [getattr(comparison, name) for comparison in comparisons]
-        array_by_column[name] = np.array(values, np.float64)
-    array_by_column["peer_count"] = np.array(
-        [comparison.peer_count for comparison in comparisons], np.int64
+
+    def of_subjects(name: str) -> list[str]:
+        values = [getattr(comparison.subject, name) for comparison in comparisons]
+        return ["" if value is None else str(value) for value in values]
+
+    def of_comparisons(name: str) -> list[object]:
+        return [getattr(comparison, name) for comparison in comparisons]
+
+    numbers = ("value", "peer_median", "peer_mad", "limit", "of_peers")
+    return Columns(
+        "comparisons",
+        {
+            **{
+                name: np.array(of_subjects(name), np.str_)
+                for name in ("host", "gpu", "peer", "kind")
+            },
+            **{
+                name: np.array(of_comparisons(name), np.str_)
+                for name in ("figure", "group", "unit")
+            },
+            **{name: np.array(of_comparisons(name), np.float64) for name in numbers},
+            "peer_count": np.array(of_comparisons("peer_count"), np.int64),
+            "slow": np.array(of_comparisons("is_slow"), np.bool_),
+        },
     )
-    array_by_column["slow"] = np.array([comparison.is_slow for comparison in comparisons], np.bool_)
-    column_order = (
-        "host",
-        "gpu",
-        "peer",
-        "kind",
-        "figure",
-        "group",
-        "unit",
-        *number_columns,
-        "peer_count",
-        "slow",
-    )
-    return Columns("comparisons", {name: array_by_column[name] for name in column_order})
 
 
 def _measured_count(host: FleetHost) -> int:
@@ -319,13 +286,6 @@ def _measured_count(host: FleetHost) -> int:
 
 def _amount(amount: float, unit: str) -> Value:
     return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
-
-
-def _limit_speed(comparison: PeerComparison) -> Value:
-    """Return the speed at the limit, relative to the peers."""
-    if comparison.unit == "s":
-        return _share(comparison.peer_median, comparison.limit)
-    return _share(comparison.limit, comparison.peer_median)
 
 
 def _share(amount: float, median: float) -> Value:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
@@ -243,7 +243,12 @@ class FleetRecords:
         }
         has_facts = (folder / _HOST_FILE).exists()
         if gpu_files or has_facts:
-            facts = _read_facts(folder) if has_facts else HostFacts(folder.name)
+            facts, path = HostFacts(folder.name), folder / _HOST_FILE
+            if has_facts:
+                try:
+                    facts = parse_facts(read_json(path, _FACTS_FILE), str(path))
+                except InputError as error:
+                    facts = replace(facts, error=error.message, hint=error.hint)
             # The GPUs of a host that failed have no errors of their own.
             gpu_indices = sorted({*range(0 if facts.error else facts.gpu_count), *gpu_files})
             gpus = tuple(
@@ -284,31 +289,17 @@ def parse_facts(document: object, source: str) -> HostFacts:
         raise InputError(f"{source} is damaged: {mismatch}", hint=_HINT) from None
 
 
-def _read_facts(folder: Path) -> HostFacts:
-    """Return the facts of a host; if the file is damaged, they have an error."""
-    path = folder / _HOST_FILE
-    try:
-        return parse_facts(read_json(path, _FACTS_FILE), str(path))
-    except InputError as error:
-        return HostFacts(folder.name, error=error.message, hint=error.hint)
-
-
 def _read_gpu(index: int, path: Path) -> FleetGpu:
     """Return the GPU that a file describes: its suite result, or an error if it has one or is damaged."""
     try:
-        return _parse_gpu(index, path)
-    except InputError as error:
-        return FleetGpu(index, "", "", "", error.message, error.hint, NOT_MEASURED)
-
-
-def _parse_gpu(index: int, path: Path) -> FleetGpu:
-    document = read_json(path, SUITE_FILE)
-    error = document.get("error") if isinstance(document, dict) else None
-    if isinstance(error, dict) and isinstance(document, dict) and "schema" not in document:
+        document = read_json(path, SUITE_FILE)
+        error = document.get("error") if isinstance(document, dict) else None
+        if not isinstance(document, dict) or not isinstance(error, dict) or "schema" in document:
+            return _describe_gpu(index, load_suite(path))
         message, hint = (str(error.get(name, "")) for name in ("message", "hint"))
-        return FleetGpu(index, "", "", "", message or "unknown error", hint, NOT_MEASURED)
-    suite = load_suite(path)
-    return _describe_gpu(index, suite)
+    except InputError as failure:
+        message, hint = failure.message, failure.hint
+    return FleetGpu(index, "", "", "", message or "unknown error", hint, NOT_MEASURED)
 
 
 def _describe_gpu(index: int, suite: SuiteResult) -> FleetGpu:

@@ -22,7 +22,6 @@ from cudakit.cli.output import (
     COMMON_FORMATS,
     OutputOptions,
     Report,
-    Text,
     open_outputs,
     printable,
     progress_line,
@@ -67,7 +66,6 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
     """Measure the GPUs that have no result yet; return False after Ctrl-C."""
     from cudakit.bench.fleet.cluster import (
         FleetOptions,
-        HostFunctions,
         find_hosts,
         measure_fleet,
         open_cluster,
@@ -80,7 +78,9 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
         simulated=fleet.gpu.startswith("sim"),
         quick=fleet.quick,
         timeout_s=fleet.timeout_s,
-        function_arguments=(fleet.gpu, fleet.quick, command),
+        describe=describe_host,
+        measure=measure_gpu,
+        arguments=(fleet.gpu, fleet.quick, command),
     )
     if options.simulated:
         open_machine(fleet.gpu)  # Raises UsageError for an unknown model.
@@ -103,8 +103,7 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
                 show_progress(stage, fraction)
                 deliver_interrupt()
 
-            functions = HostFunctions(describe_host, measure_gpu)
-            is_finished = measure_fleet(cluster, hosts, records, options, functions, progress)
+            is_finished = measure_fleet(cluster, hosts, records, options, progress)
     if not is_finished and not records.has_files():
         raise KeyboardInterrupt
     return is_finished
@@ -112,21 +111,15 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
 
 def _report(result: FleetResult) -> Report:
     from cudakit.bench.fleet.report import present_fleet
-
-    def page() -> Text:
-        from cudakit.report import html
-
-        return html.render(present_fleet(result, detail=True))
-
-    def table() -> Text:
-        from cudakit.report import csv
-
-        return csv.render(present_fleet(result))
+    from cudakit.report import csv, html
 
     return Report(
         result=result,
         document=lambda: present_fleet(result),
-        exports={"html": page, "csv": table},
+        exports={
+            "html": lambda: html.render(present_fleet(result, detail=True)),
+            "csv": lambda: csv.render(present_fleet(result)),
+        },
     )
 
 
