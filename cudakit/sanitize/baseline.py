@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,7 +14,7 @@ from cudakit.errors import InputError, UsageError
 from cudakit.input_files import ExpectedFile, check_schema, read_json, read_text
 from cudakit.sanitize.races import BaselineUse, FoundRace, KnownRace, KnownSide, Side
 from cudakit.serialize import Mismatch, from_plain, to_plain
-from cudakit.stacks import Frame, is_backward, is_library
+from cudakit.stacks import is_backward, is_library
 from cudakit.trace.names import short_kernel
 
 _BASELINE_FILE = ExpectedFile(
@@ -66,17 +66,12 @@ def identify(race: FoundRace, *, root: Path) -> KnownRace:
 def _identify_side(side: Side, root: Path) -> KnownSide:
     program_frames = [frame for frame in side.stack if not is_library(frame.filename)]
     # A race without a frame of the program is identified by the frames of libraries.
-    return KnownSide(
-        side.operation,
-        is_backward(side.stack),
-        tuple(_location(frame, root) for frame in program_frames or side.stack),
-    )
-
-
-def _location(frame: Frame, root: Path) -> str:
-    path = Path(frame.filename)
-    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else frame.filename
-    return f"{name}:{frame.name}"
+    calls: list[str] = []
+    for frame in program_frames or side.stack:
+        path = Path(frame.filename)
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else frame.filename
+        calls.append(f"{name}:{frame.name}")
+    return KnownSide(side.operation, is_backward(side.stack), tuple(calls))
 
 
 def load_baseline(path: str) -> Baseline:
@@ -135,14 +130,16 @@ class Suppression:
         return any(self._covers(side) for side in sides)
 
     def _covers(self, side: Side) -> bool:
-        if self.kernel:
-            return any(fnmatchcase(name, self.kernel) for name in _kernel_names(side))
-        return any(self._matches_frame(frame) for frame in side.stack)
-
-    def _matches_frame(self, frame: Frame) -> bool:
-        globs = (self.file, f"*/{self.file}")
-        matches_file = any(fnmatchcase(frame.filename, glob) for glob in globs)
-        return matches_file and fnmatchcase(frame.name, self.function)
+        if not self.kernel:
+            return any(
+                fnmatchcase(frame.filename, glob) and fnmatchcase(frame.name, self.function)
+                for frame in side.stack
+                for glob in (self.file, f"*/{self.file}")
+            )
+        if side.kernel is None or side.mangled is None:
+            return False
+        names = (side.kernel, side.mangled, short_kernel(side.kernel))
+        return any(fnmatchcase(name, self.kernel) for name in names)
 
 
 def suppressions(
@@ -154,15 +151,17 @@ def suppressions(
     ``site:FILE[:FUNCTION]`` matches any frame of a call stack; FILE may be the end of a path. Raises
     UsageError for an invalid pattern and InputError for an unreadable file.
     """
-    return tuple(
-        suppression
-        for argument in arguments
-        for suppression in (
-            _patterns_in_file(argument[1:])
-            if argument.startswith("@")
-            else (parse_pattern(argument, origin=origin),)
-        )
-    )
+    parsed: list[Suppression] = []
+    for argument in arguments:
+        if not argument.startswith("@"):
+            parsed.append(parse_pattern(argument, origin=origin))
+            continue
+        name = argument[1:]
+        file_lines = read_text(Path(name), _SUPPRESSIONS_FILE, may_be_empty=True).splitlines()
+        for line_number, line in enumerate(file_lines, start=1):
+            if pattern := _COMMENT.sub("", line).strip():
+                parsed.append(parse_pattern(pattern, origin=f"{name}:{line_number}"))
+    return tuple(parsed)
 
 
 def parse_pattern(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
@@ -174,16 +173,3 @@ def parse_pattern(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
     if kind == "site" and file and function:
         return Suppression(pattern, origin, file=file, function=function)
     raise UsageError(f"{origin}: {pattern!r} is not a suppression pattern", hint=_PATTERN_HINT)
-
-
-def _patterns_in_file(name: str) -> Iterator[Suppression]:
-    file_lines = read_text(Path(name), _SUPPRESSIONS_FILE, may_be_empty=True).splitlines()
-    for line_number, line in enumerate(file_lines, start=1):
-        pattern = _COMMENT.sub("", line).strip()
-        if pattern:
-            yield parse_pattern(pattern, origin=f"{name}:{line_number}")
-
-
-def _kernel_names(side: Side) -> Iterator[str]:
-    if side.kernel is not None and side.mangled is not None:
-        yield from (side.kernel, side.mangled, short_kernel(side.kernel))

@@ -98,18 +98,11 @@ class Engine:
         checker = ConflictChecker(self._report_conflict)
         stored = new_shadow(checker, find_possible_races=report_possible, native=native)
         self._shadow = shadow = CheckedShadow(stored, self._report_unverified)
-        self._allocation_events = AllocationEvents(stream_order, shadow)
+        self._work = MemoryWork(stream_order, shadow, self.coverage, strict=strict_threads)
         self._syncs = SyncTracker(stream_order, self.gap_counts)
         self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gap_counts)
         self._collectives = CollectiveTracker(
             stream_order, shadow, self._graphs, self.coverage, self.gap_counts
-        )
-        self._stream_work = StreamWork(
-            stream_order,
-            shadow,
-            self._allocation_events.driver_allocations,
-            self.coverage,
-            strict=strict_threads,
         )
         self._handlers = self._all_handlers()
         self._access_handlers: dict[int, _AccessHandler] = {
@@ -117,7 +110,7 @@ class Engine:
             EventKind.GRAPH_LAUNCH: self._graphs.add_launch_accesses,
         }
         # The function that adds the accesses of the last launch, graph node or graph launch.
-        self._add_accesses: _AccessHandler = self._stream_work.add_accesses
+        self._add_accesses: _AccessHandler = self._work.add_accesses
         self._ranges = RangeTracker()
         self._last_seq = 0
         # LaunchPrecision of the last call; None if it was not a launch.
@@ -188,7 +181,7 @@ class Engine:
         """Call the handler of each call in the batch, with the accesses that follow the call."""
         handlers, access_handlers = self._handlers, self._access_handlers
         calls = batch.rows
-        graphs, add_launch = self._graphs, self._stream_work.add_launch
+        graphs, add_launch = self._graphs, self._work.add_launch
         possible_accesses = self._possible_accesses
         self._update_coverage(batch)
         if batch.leading_rows is not None:
@@ -218,7 +211,7 @@ class Engine:
     def _add_unrecorded(self, call: Call, position: ClockPosition) -> None:
         """Check and add the possible accesses of a launch that was not recorded."""
         accesses = self._possible_accesses[call.seq]
-        self._shadow.add_unrecorded(call, position, accesses, self._allocation_events.innermost_at)
+        self._shadow.add_unrecorded(call, position, accesses, self._work.innermost_at)
 
     def _report_unverified(self, conflict: Conflict) -> None:
         calls = conflict.previous_access.call, conflict.current_access.call
@@ -264,7 +257,7 @@ class Engine:
     def _race(self, conflict: Conflict) -> Race:
         """Return the race of a conflict. Call it before later work is enqueued."""
         previous, current = conflict.previous_access, conflict.current_access
-        pool_block = self._allocation_events.pool_blocks.find(conflict.lo)
+        pool_block = self._work.pool_blocks.find(conflict.lo)
         return Race(
             kind=_race_kind(previous, current, pool_block),
             confidence=conflict.confidence,
@@ -272,7 +265,7 @@ class Engine:
             hi=conflict.hi,
             current=_operation(current, self._strings),
             previous=_operation(previous, self._strings),
-            allocation=self._allocation_events.innermost_at(conflict.lo),
+            allocation=self._work.innermost_at(conflict.lo),
             last_sync=self._stream_order.last_sync(
                 current.call.stream, previous.call.stream, previous.slot
             ),
@@ -293,9 +286,7 @@ class Engine:
             self._syncs.prune()
             self._graphs.prune()
         if self._shadow.stored.range_state_count > self._max_range_states:
-            self._shadow.stored.coarsen(
-                self._allocation_events.driver_allocations.find, self._max_range_states
-            )
+            self._shadow.stored.coarsen(self._work.driver_allocations.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
@@ -319,11 +310,10 @@ class Engine:
 
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
         """Return for each event kind the function that gets its call and the fields of its body."""
-        work, allocation_events = self._stream_work, self._allocation_events
-        order, syncs, graphs = self._stream_order, self._syncs, self._graphs
+        work, order, syncs, graphs = self._work, self._stream_order, self._syncs, self._graphs
         return {
-            EventKind.ALLOC: allocation_events.add_allocation,
-            EventKind.FREE: allocation_events.add_free,
+            EventKind.ALLOC: work.add_allocation,
+            EventKind.FREE: work.add_free,
             EventKind.COPY: work.add_copy,
             EventKind.FILL: work.add_fill,
             EventKind.STREAM_CREATE: order.create_stream,
@@ -425,7 +415,8 @@ class Allocations:
 
     def add(self, allocation: Allocation) -> None:
         """Add an allocation, and remove the allocations that overlap it."""
-        begin = self._first_ending_after(allocation.address)
+        begin = bisect_right(self._addresses, allocation.address)
+        begin -= self.find(allocation.address) is not None
         end = bisect_left(self._addresses, allocation.address + allocation.size_bytes, lo=begin)
         self._addresses[begin:end] = [allocation.address]
         self._allocations[begin:end] = [allocation]
@@ -446,25 +437,32 @@ class Allocations:
         allocation = self._allocations[index]
         return allocation if address < allocation.address + allocation.size_bytes else None
 
-    def _first_ending_after(self, address: int) -> int:
-        """Return the index of the first allocation that ends after an address."""
-        index = bisect_right(self._addresses, address)
-        return index - 1 if self.find(address) is not None else index
 
-
-class AllocationEvents:
-    """Handles allocations and frees by the driver, and by pools that divide memory of the driver.
+class MemoryWork:
+    """Handles allocations, frees, and the launches, copies and fills outside of graphs.
 
     A pool synchronizes nothing, so the shadow memory of a reused block keeps its earlier accesses. A
     stream-ordered allocation or free counts as a write, because each use of the memory must be ordered after
     the allocation and before the free (CUDA Driver API, "Stream Ordered Memory Allocator").
     """
 
-    def __init__(self, stream_order: StreamOrder, shadow: CheckedShadow) -> None:
+    def __init__(
+        self,
+        stream_order: StreamOrder,
+        shadow: CheckedShadow,
+        coverage: Coverage,
+        *,
+        strict: bool,
+    ) -> None:
         self.driver_allocations = Allocations()
         self.pool_blocks = Allocations()
         self._stream_order = stream_order
         self._shadow = shadow
+        self._coverage = coverage
+        self._strict = strict
+        self._last_launch: Call | None = None
+        # Stream of the last launch; None if it was captured.
+        self._last_stream: Stream | None = None
 
     def innermost_at(self, address: int) -> Allocation | None:
         """Return the block of a pool that contains an address, else the driver's allocation, or None."""
@@ -520,73 +518,6 @@ class AllocationEvents:
         self._shadow.add_free(access, stream.clock)
         call.release = stream.release()
 
-
-class HostRole(NamedTuple):
-    """The part of a copy that the host performs before the call returns."""
-
-    waits_before: bool = False  # whether the host first waits for all work in the stream
-    # whether the source is read by the host, and not in the order of the stream
-    reads_source: bool = False
-    # whether the destination is written by the host, and not in the order of the stream
-    writes_destination: bool = False
-    waits_after: bool = (
-        False  # whether the host waits for the stream and the copy before the call returns
-    )
-
-
-_NO_HOST_ROLE: Final = HostRole()
-_HOST_COPIES: Final = HostRole(waits_before=True, reads_source=True, writes_destination=True)
-_HOST_WAITS_AFTER: Final = HostRole(waits_after=True)
-
-
-def host_role(
-    direction: int, host_memory_kind: int, *, asynchronous: bool, strict: bool
-) -> HostRole:
-    """Return the part of a copy that the host performs before the call returns.
-
-    CUDA documents that an asynchronous copy to pageable memory "might be synchronous". In practice, the host
-    waits for it. With ``strict``, the host does not wait.
-    """
-    if direction == Direction.DEVICE_TO_DEVICE:
-        return _NO_HOST_ROLE
-    if direction == Direction.HOST_TO_HOST:
-        return _HOST_COPIES
-    is_pageable = host_memory_kind == HostMemory.PAGEABLE
-    if direction == Direction.HOST_TO_DEVICE and is_pageable:
-        # The host has copied the source to a staging buffer; the transfer to the device may still be running.
-        return HostRole(waits_before=not asynchronous, reads_source=True)
-    if not asynchronous or (is_pageable and not strict):
-        return _HOST_WAITS_AFTER
-    return _NO_HOST_ROLE
-
-
-def host_waits_for_fill(kind: AllocationKind | None, *, asynchronous: bool) -> bool:
-    """Return whether the host waits for a fill of memory that was this kind of allocation."""
-    return not asynchronous and kind in (AllocationKind.PINNED, AllocationKind.MANAGED)
-
-
-class StreamWork:
-    """Handles launches, copies and fills outside of graphs."""
-
-    def __init__(
-        self,
-        stream_order: StreamOrder,
-        shadow: CheckedShadow,
-        driver_allocations: Allocations,
-        coverage: Coverage,
-        *,
-        strict: bool,
-    ) -> None:
-        self._stream_order = stream_order
-        self._shadow = shadow
-        self._driver_allocations = driver_allocations
-        self._coverage = coverage
-        self._strict = strict
-        self._last_launch: Call | None = None
-        self._last_stream: Stream | None = (
-            None  # stream of the last launch; None if it was captured
-        )
-
     def add_launch(self, call: Call, rows: AccessRows | None) -> Callable[[AccessRows], None]:
         """Add a launch and its accesses; return the function that adds further accesses of it."""
         self._last_launch = call
@@ -639,7 +570,7 @@ class StreamWork:
         """Add the write of a fill, and apply the wait of the host."""
         self._coverage.fills += 1
         self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, is_by_host=False)
-        allocation = self._driver_allocations.find(address)
+        allocation = self.driver_allocations.find(address)
         kind = allocation.kind if allocation else None
         if host_waits_for_fill(kind, asynchronous=asynchronous):
             self._stream_order.sync_stream(call)
@@ -661,3 +592,39 @@ class StreamWork:
             return  # no memory has such addresses, so the trace is damaged
         access = MemoryAccess(timeline.slot, timeline.tick, call, lo, hi, mode, EXACT)
         self._shadow.add(access, timeline.clock, pitch, rows)
+
+
+class HostRole(NamedTuple):
+    """The part of a copy that the host performs before the call returns."""
+
+    waits_before: bool = False  # whether the host first waits for all work in the stream
+    # whether the source is read by the host, and not in the order of the stream
+    reads_source: bool = False
+    # whether the destination is written by the host, and not in the order of the stream
+    writes_destination: bool = False
+    # whether the host waits for the stream and the copy before the call returns
+    waits_after: bool = False
+
+
+def host_role(
+    direction: int, host_memory_kind: int, *, asynchronous: bool, strict: bool
+) -> HostRole:
+    """Return the part of a copy that the host performs before the call returns.
+
+    CUDA documents that an asynchronous copy to pageable memory "might be synchronous". In practice, the host
+    waits for it. With ``strict``, the host does not wait.
+    """
+    if direction == Direction.DEVICE_TO_DEVICE:
+        return HostRole()
+    if direction == Direction.HOST_TO_HOST:
+        return HostRole(waits_before=True, reads_source=True, writes_destination=True)
+    is_pageable = host_memory_kind == HostMemory.PAGEABLE
+    if direction == Direction.HOST_TO_DEVICE and is_pageable:
+        # The host has copied the source to a staging buffer; the transfer to the device may still be running.
+        return HostRole(waits_before=not asynchronous, reads_source=True)
+    return HostRole(waits_after=not asynchronous or (is_pageable and not strict))
+
+
+def host_waits_for_fill(kind: AllocationKind | None, *, asynchronous: bool) -> bool:
+    """Return whether the host waits for a fill of memory that was this kind of allocation."""
+    return not asynchronous and kind in (AllocationKind.PINNED, AllocationKind.MANAGED)

@@ -382,7 +382,10 @@ class RaceDecoder:
     def decode(self, race: Race) -> FoundRace:
         """Return a race in the form of the report, with one occurrence."""
         current_side, previous_side = self.side(race.current), self.side(race.previous)
-        memory = self._memory(race.allocation)
+        memory = self._memory(race.allocation) if race.allocation else None
+        last_sync = None
+        if race.last_sync:
+            last_sync = self._last_sync(race.last_sync, current_side, previous_side)
         size_bytes = race.hi - race.lo
         return FoundRace(
             kind=race.kind,
@@ -400,7 +403,7 @@ class RaceDecoder:
                 race.kind, current_side, previous_side, memory.stack if memory else ()
             ),
             memory=memory,
-            last_sync=self._last_sync(race.last_sync, current_side, previous_side),
+            last_sync=last_sync,
             approximate=race.is_approximate,
             process=self.process,
             known_issue=known_issue(current_side, previous_side),
@@ -477,9 +480,7 @@ class RaceDecoder:
             launch_site=call_site_index(launch_stack),
         )
 
-    def _memory(self, allocation: Allocation | None) -> Memory | None:
-        if allocation is None:
-            return None
+    def _memory(self, allocation: Allocation) -> Memory:
         stack = self.stacks(allocation.site)
         return Memory(
             address=allocation.address,
@@ -490,20 +491,12 @@ class RaceDecoder:
             site=call_site_index(stack),
         )
 
-    def _last_sync(
-        self, sync: Sync | None, current_side: Side, previous_side: Side
-    ) -> LastSync | None:
-        if sync is None:
-            return None
+    def _last_sync(self, sync: Sync, current_side: Side, previous_side: Side) -> LastSync:
         record_stack, wait_stack = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
         return LastSync(
             kind=sync.kind,
             sentence=why_not_covered(
-                sync.kind,
-                current_side,
-                previous_side,
-                call_site(record_stack),
-                call_site(wait_stack),
+                sync.kind, current_side, previous_side, *map(call_site, (record_stack, wait_stack))
             ),
             recorded_seq=sync.recorded_seq,
             recorded_stack=record_stack,

@@ -6,7 +6,7 @@ the nodes. Rules: CUDA C++ Programming Guide, "CUDA Graphs".
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -99,31 +99,21 @@ class Graph:
             if not is_exact:
                 access_records = node.accesses + access_records
             if node.call.kind == EventKind.LAUNCH:
-                is_lost = node_number in lost_nodes
-                kernel_counts[_kernel_precision(node, access_records, is_exact, is_lost)] += 1
+                # A node without any access counts as assumed.
+                least = least_precise_access(access_records) if access_records else ASSUMED
+                precision = LaunchPrecision.EXACT
+                if not node.collectives:
+                    if not is_exact and (node_number in lost_nodes or least >= ASSUMED):
+                        precision = LaunchPrecision.ASSUMED
+                    elif least == SUMMARY:
+                        precision = LaunchPrecision.WHOLE_TENSOR
+                kernel_counts[precision] += 1
             accesses_of_nodes += [
                 NodeAccesses(call, position, records)
                 for call, records in (*node.collectives, (node.call, access_records))
                 if records
             ]
         return GraphAccesses(self._order, accesses_of_nodes, sorted(kernel_counts.items()))
-
-
-def _kernel_precision(
-    node: Node, access_records: bytes, is_exact: bool, is_lost: bool
-) -> LaunchPrecision:
-    """Return the precision of a kernel node in a launch; a node without any access counts as assumed.
-
-    ``is_exact``: all accesses of the node were recorded. ``is_lost``: some recorded accesses were lost.
-    """
-    if node.collectives:
-        return LaunchPrecision.EXACT
-    least_precise_value = least_precise_access(access_records) if access_records else ASSUMED
-    if not is_exact and (is_lost or least_precise_value >= ASSUMED):
-        return LaunchPrecision.ASSUMED
-    if access_records and least_precise_value == SUMMARY:
-        return LaunchPrecision.WHOLE_TENSOR
-    return LaunchPrecision.EXACT
 
 
 @dataclass(slots=True)
@@ -207,10 +197,9 @@ class GraphTracker:
         self._shadow = shadow
         self._coverage = coverage
         self._gap_counts = gap_counts
-        self._graphs: dict[int, Graph] = {}
-        self._last_launches: dict[
-            int, tuple[Release, Call]
-        ] = {}  # the last launch of each executable graph
+        self._graphs: defaultdict[int, Graph] = defaultdict(Graph)
+        # The last launch of each executable graph.
+        self._last_launches: dict[int, tuple[Release, Call]] = {}
         self._last_graph = Graph()  # graph to which a node was added last
         self._cache = LaunchAccessCache()
         # The records of the accesses of each graph launch with a template, by call.
@@ -220,15 +209,15 @@ class GraphTracker:
 
     def add_node(self, call: Call, graph: int, node: int, node_type: int) -> None:
         call.graph = graph
-        self._last_graph = self._graph(graph)
+        self._last_graph = self._graphs[graph]
         self._last_graph.add_node(call, node, node_type)
 
     def add_collective(self, call: Call, rows: bytes) -> None:
         """Add a collective that a node performs in each launch of its graph."""
-        self._graph(call.graph).add_collective(call, rows)
+        self._graphs[call.graph].add_collective(call, rows)
 
     def add_edge(self, _: Call, graph: int, predecessor: int, successor: int) -> None:
-        self._graph(graph).add_edge(predecessor, successor)
+        self._graphs[graph].add_edge(predecessor, successor)
 
     def add_node_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes of the last graph perform in each launch."""
@@ -244,7 +233,7 @@ class GraphTracker:
             release, earlier_call = self._last_launches[executable]
             sync = Sync(SyncKind.EVENT, earlier_call.seq, earlier_call.site, call.seq, call.site)
             stream.acquire(release, sync)
-        if not self._graph(graph):
+        if not self._graphs[graph]:
             self._gap_counts[UNKNOWN_GRAPH] += 1
         call.graph = graph
         stream.release()
@@ -266,7 +255,7 @@ class GraphTracker:
         graph_launch, self.current_launch = self.current_launch, None
         if graph_launch is None:
             return
-        accesses = self._cache.accesses_of(graph_launch, self._graph(graph_launch.graph))
+        accesses = self._cache.accesses_of(graph_launch, self._graphs[graph_launch.graph])
         for launch_precision, kernel_count in accesses.kernel_counts:
             self._coverage.count(launch_precision, kernel_count)
         self._shadow.add_graph_launch(accesses, graph_launch.call, graph_launch.position)
@@ -284,9 +273,3 @@ class GraphTracker:
             for executable, (release, call) in self._last_launches.items()
             if not self._stream_order.precedes_future_work(release.slot, release.tick)
         }
-
-    def _graph(self, graph_number: int) -> Graph:
-        graph = self._graphs.get(graph_number)
-        if graph is None:
-            graph = self._graphs[graph_number] = Graph()
-        return graph

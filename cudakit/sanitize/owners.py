@@ -72,21 +72,14 @@ _STREAM_FILE_PATTERN = re.compile(
 )
 
 
-def _requests_stream(frames: Sequence[Frame]) -> bool:
-    """Return whether the program itself called a function that creates streams."""
-    library_frames = takewhile(lambda frame: is_library(frame.filename), frames)
-    return all(_STREAM_FILE_PATTERN.search(frame.filename) for frame in library_frames)
-
-
 class RaceOwnership:
     """Decides the owner of one race. All occurrences of the race have the same two call stacks."""
 
     def __init__(self, current_stack: Sequence[Frame], previous_stack: Sequence[Frame]) -> None:
         entry_frames = library_entry(current_stack), library_entry(previous_stack)
         self.library = library_of(current_stack) or library_of(previous_stack)
-        self._calls_one_function = (
-            None not in entry_frames and len(set(map(_function_identity, entry_frames))) == 1
-        )
+        functions = {(frame.filename, frame.name) for frame in entry_frames if frame}
+        self._calls_one_function = None not in entry_frames and len(functions) == 1
         self._is_of_program = not self.library
         # Streams of occurrences that belong to the library if the program never uses these streams.
         self._streams: set[tuple[StreamUse, int, int]] = set()
@@ -110,10 +103,6 @@ class RaceOwnership:
             stream_use.are_library_streams(*streams) for stream_use, *streams in self._streams
         )
         return RaceOwner.LIBRARY if is_of_library else RaceOwner.PROGRAM
-
-
-def _function_identity(frame: Frame | None) -> tuple[str, str]:
-    return (frame.filename, frame.name) if frame else ("", "")
 
 
 class StreamUse:
@@ -144,7 +133,8 @@ class StreamUse:
         kinds = records["kind"]
         is_creation = kinds == EventKind.STREAM_CREATE
         self._add_created_streams(records[is_creation], stacks)
-        self._add_first_work(records[np.isin(kinds, _WORK_KINDS)])
+        if self._unused_streams:
+            self._add_first_work(records[np.isin(kinds, _WORK_KINDS)])
         # The destructor of a library's object destroys the streams of the object, even if the
         # program's code runs it.
         is_destruction = kinds == EventKind.STREAM_DESTROY
@@ -178,26 +168,23 @@ class StreamUse:
         return creation is None or is_from_pool or stream in self._program_streams
 
     def _add_created_streams(self, records: Records, stacks: Sequence[Stack]) -> None:
-        columns = (records[name].tolist() for name in ("stream", "program_call", "site"))
-        for stream, program_call, site in zip(*columns, strict=True):
+        for stream, program_call, site in records[["stream", "program_call", "site"]].tolist():
             has_stack = 0 < site < len(self._is_called_by_program)
             if not has_stack or self._is_called_by_program[site]:
                 continue
             if program_call:
                 self._unused_streams[stream] = program_call
-            if not _requests_stream(stacks[site]):
+            library_frames = takewhile(lambda frame: is_library(frame.filename), stacks[site])
+            if not all(_STREAM_FILE_PATTERN.search(frame.filename) for frame in library_frames):
                 self._creations[stream] = program_call, site
                 self._creation_counts[program_call, site] += 1
 
     def _add_first_work(self, operations: Records) -> None:
         """Find the streams whose first work belongs to the program call that created the stream."""
-        if not self._unused_streams:
-            return
         is_on_unused_stream = np.isin(operations["stream"], list(self._unused_streams))
-        call_columns = (
-            operations[is_on_unused_stream][name].tolist() for name in ("stream", "program_call")
-        )
-        for stream, program_call in zip(*call_columns, strict=True):
+        for stream, program_call in operations[is_on_unused_stream][
+            ["stream", "program_call"]
+        ].tolist():
             if self._unused_streams.pop(stream, 0) == program_call != 0:
                 self._library_streams[stream] = program_call
 
@@ -268,9 +255,11 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
 def known_issue(current_side: Side, previous_side: Side) -> KnownIssue | None:
     """Return the known issue of a library that matches a race, or None."""
     for race in _KNOWN_RACES:
-        first_pattern, second_pattern = race.sides
-        if (first_pattern.matches(previous_side) and second_pattern.matches(current_side)) or (
-            first_pattern.matches(current_side) and second_pattern.matches(previous_side)
+        for first_side, second_side in (
+            (previous_side, current_side),
+            (current_side, previous_side),
         ):
-            return race.issue
+            first_pattern, second_pattern = race.sides
+            if first_pattern.matches(first_side) and second_pattern.matches(second_side):
+                return race.issue
     return None

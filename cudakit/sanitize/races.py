@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import ClassVar, Final
 
-from cudakit.stacks import Frame
+from cudakit.stacks import Stack
 from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
@@ -44,9 +44,8 @@ class RaceOwner(StrEnum):
 class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
-    CERTAIN = (
-        "certain"  # both accesses are exact, or an exact access covers the ranges of a merged one
-    )
+    # Both accesses are exact, or an exact access covers the ranges of a merged one.
+    CERTAIN = "certain"
     LIKELY = (
         "likely"  # one access is exact, the other is to a whole tensor or assumed from a pointer
     )
@@ -109,9 +108,8 @@ class Operation:
 class SyncKind(StrEnum):
     """The kind of synchronization that ordered one stream after earlier work of another stream."""
 
-    EVENT = (
-        "event"  # an event was recorded on the earlier stream, and the later stream waited for it
-    )
+    # An event was recorded on the earlier stream, and the later stream waited for it.
+    EVENT = "event"
     HOST = "host"  # the host waited for the earlier stream, then enqueued work on the later stream
     DEFAULT_STREAM = "default-stream"  # the legacy default stream synchronized implicitly
 
@@ -199,9 +197,8 @@ class Coverage:
     accesses_assumed: int = 0  # number of accesses assumed from a pointer argument
     accesses_uncertain: int = 0  # number of accesses assumed from a pointer table
     graph_launches: int = 0  # number of launches of CUDA graphs
-    collectives: int = (
-        0  # number of collectives, sends and receives of NCCL; a graph node counts once
-    )
+    # number of collectives, sends and receives of NCCL; a graph node counts once
+    collectives: int = 0
     suspected: int = 0  # number of possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
     launches_without_call_site: int = 0  # number of kernel launches without a Python stack
@@ -254,7 +251,7 @@ class Side:
 
     stream: str  # name of the stream, as in the report
     operation: str  # operation: kernel NAME, copy, fill (a memset), allocation, free or all-reduce
-    stack: tuple[Frame, ...]  # call stack that enqueued the operation
+    stack: Stack  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
     device: int  # CUDA index of the device
@@ -273,12 +270,11 @@ class Side:
     node: int  # number of the graph node, from 1
     ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
     collective: CollectiveOperation | None = None  # collective of NCCL; null for other operations
-    from_template: bool = (
-        False  # whether the accesses are known from earlier launches of the kernel
-    )
+    # whether the accesses are known from earlier launches of the kernel
+    from_template: bool = False
     # number of accessed bytes of a strided access, whose `size_bytes` has gaps; 0 for other accesses
     accessed_bytes: int = 0
-    launch_stack: tuple[Frame, ...] = ()  # call stack that launched the graph; empty outside graphs
+    launch_stack: Stack = ()  # call stack that launched the graph; empty outside graphs
     launch_site: int = 0  # index of the call site in `launch_stack`
 
     @property
@@ -300,7 +296,7 @@ class Memory:
     size_bytes: int  # size of the whole allocation
     how: AllocationKind  # kind of allocation
     seq: int  # number of the call that allocated the memory
-    stack: tuple[Frame, ...]  # call stack that allocated the memory
+    stack: Stack  # call stack that allocated the memory
     site: int  # index of the call site in `stack`
 
 
@@ -312,12 +308,10 @@ class LastSync:
     sentence: str  # reason why the synchronization does not cover the earlier operation
     # number of the call that recorded the event, enqueued the host function, or made the host wait
     recorded_seq: int
-    recorded_stack: tuple[Frame, ...]  # call stack of the call `recorded_seq`
+    recorded_stack: Stack  # call stack of the call `recorded_seq`
     recorded_site: int  # index of the call site in `recorded_stack`
     waited_seq: int  # number of the call that waited, or of the execution of the host function
-    waited_stack: tuple[
-        Frame, ...
-    ]  # call stack of the wait, or of the call that enqueued the host function
+    waited_stack: Stack  # call stack of the wait, or of the call that enqueued the host function
     waited_site: int  # index of the call site in `waited_stack`
 
 
@@ -346,9 +340,8 @@ class FoundRace:
     hint: str  # the smallest fix, in terms of CUDA
     remedies: tuple[str, ...]  # the fix in terms of each framework involved
     memory: Memory | None  # allocation that contains the bytes; null if it was not recorded
-    last_sync: (
-        LastSync | None
-    )  # the last synchronization of the two streams; null if there was none
+    # the last synchronization of the two streams; null if there was none
+    last_sync: LastSync | None
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that matches the race
@@ -394,7 +387,7 @@ class CollectiveCall:
     element_count: int  # number of elements
     datatype: NcclDatatype  # type of the elements
     root: int  # root rank; for a send or receive, the other rank
-    stack: tuple[Frame, ...]  # call stack of the call
+    stack: Stack  # call stack of the call
     site: int  # index of the call site in `stack`
 
 
@@ -458,9 +451,8 @@ class Process:
     process: int  # PID of the process
     launches: int  # number of kernel launches
     count: int  # number of occurrences of races in the process
-    rank: int | None = (
-        None  # rank in the process's largest communicator; null without one, or with several ranks
-    )
+    # rank in the process's largest communicator; null without one, or with several ranks
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,14 +460,12 @@ class SanitizeResult:
     """The races of a program, and the coverage of its work."""
 
     schema: ClassVar[str] = "cudakit.sanitize/1"
-    exit_status: (
-        int | None
-    )  # exit status of the program, as in a shell; null if it is unknown or none was started
+    # exit status of the program, as in a shell; null if it is unknown or none was started
+    exit_status: int | None
     simulated: bool  # whether a simulated device did the work
     stopped: bool  # whether --stop-on-first stopped the program
-    races: tuple[
-        FoundRace, ...
-    ]  # races of the program, then of libraries; the most certain ones first
+    # races of the program, then of libraries; the most certain ones first
+    races: tuple[FoundRace, ...]
     coverage: Coverage  # counts of the recorded operations and accesses
     gaps: Mapping[str, int]  # events that were not analyzed, with their counts
     suppressed: tuple[Suppressed, ...]  # all suppressions, including unused ones

@@ -230,7 +230,7 @@ def race_diagram(columns: Sequence[Columns]) -> Figure:
     calls = tuple(_calls(call_columns))
     lanes = call_columns.text["lane"]
     shapes = (
-        *(_draw_lane(name, i * _LANE_HEIGHT) for i, name in enumerate(lanes)),
+        *(_draw_lane(name, i * _LANE_HEIGHT + _BOX_HEIGHT / 2) for i, name in enumerate(lanes)),
         *(_draw_arrow(calls[call.awaited_row], call) for call in calls if call.awaited_row >= 0),
         *map(_draw_box, calls),
     )
@@ -258,8 +258,7 @@ def _calls(columns: Columns) -> Iterator[_Call]:
         yield _Call(lane, i * step_width, width * step_width, label, remark, operation, awaited_row)
 
 
-def _draw_lane(name: str, top: int) -> Shape:
-    lane_center = top + _BOX_HEIGHT / 2
+def _draw_lane(name: str, y: float) -> Shape:
     label = shape(
         "text",
         name,
@@ -267,12 +266,10 @@ def _draw_lane(name: str, top: int) -> Shape:
         max_length=_MAX_LANE_NAME_LENGTH,
         class_="tick end",
         x=-12,
-        y=lane_center,
+        y=y,
         dy="0.32em",
     )
-    return shape(
-        "g", label, shape("line", class_="grid", x1=0, x2="100%", y1=lane_center, y2=lane_center)
-    )
+    return shape("g", label, shape("line", class_="grid", x1=0, x2="100%", y1=y, y2=y))
 
 
 def _draw_box(call: _Call) -> Shape:
