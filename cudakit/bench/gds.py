@@ -94,7 +94,6 @@ class GdsSpec(Spec):
         "--threads",
         "Numbers of threads that transfer at the same time.  [default: 1,8; with --gpu sim 1,2]",
         kind="counts",
-        metavar="N,...",
     )
 
     def __post_init__(self) -> None:

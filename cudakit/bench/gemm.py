@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from itertools import chain
+from itertools import chain, product
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from cudakit.arrays.fill import Fill
-from cudakit.bench.case import Cache, Case, Method, Mode, Rule, Verification, worst_verification
+from cudakit.bench.case import (
+    Cache,
+    Case,
+    Method,
+    Mode,
+    Rule,
+    Verification,
+    worst_verification,
+)
 from cudakit.bench.gemm_check import (
     Checker,
     OperandSet,
@@ -20,16 +30,27 @@ from cudakit.bench.gemm_check import (
     make_operands,
     operand_bytes,
 )
-from cudakit.bench.gemm_shapes import FILLS, GemmOptions
 from cudakit.bench.labels import Axis
 from cudakit.bench.roofline import Work, matrix_kind
-from cudakit.bench.spec import Option, Spec, check_method, check_names, check_range, options_of
+from cudakit.bench.spec import (
+    Option,
+    Spec,
+    cache_option,
+    check_method,
+    check_names,
+    check_range,
+    mode_option,
+    option,
+    options_of,
+)
 from cudakit.bench.timer import l2_size_bytes, work_of_peak
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
+    EPILOGUES,
+    LAYOUTS,
     LIBRARIES,
     MAX_SIMULATED_EDGE,
     Algorithm,
@@ -38,8 +59,21 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
 )
+from cudakit.input_files import ExpectedFile, read_text, wrong_file_error
 from cudakit.units import Unavailable
 
+# Kinds of matrix data; "int" stands for small integers, whose sums are exact.
+FILLS = ("uniform", "normal", "int", "zeros", "ones")
+_TYPES = (*DATA_TYPES, "all")
+PRESETS = ("cubes", "llm", "llama3-8b", "llama3-70b", "llama3-405b", "gpt3-175b")
+_MAX_GEMMS = 10_000  # More GEMMs would take a day.
+# Duration of a sample. In much shorter samples the device would idle, because launches by the host are slow.
+_SAMPLE_S = 10e-3
+# Minimum sampling time: a power limit needs this time to take effect.
+_MIN_SAMPLING_S = 2.0
+# Minimum duration of the energy measurement: five updates of an H200's counter, each read a few ms late.
+_ENERGY_S = 0.5
+_EDGE_STEP = 256  # A recommended GEMM shape is a multiple of this size.
 # The parameters of an algorithm besides its id, in the order of reports.
 _ALGORITHM_PARAMETERS = (
     "tile",
@@ -51,15 +85,6 @@ _ALGORITHM_PARAMETERS = (
     "inner",
     "cluster",
 )
-
-# Duration of a sample. In much shorter samples the device would idle, because launches by the host are slow.
-_SAMPLE_S = 10e-3
-# Minimum sampling time: a power limit needs this time to take effect.
-_MIN_SAMPLING_S = 2.0
-# Minimum duration of the energy measurement: five updates of an H200's counter, each read a few ms late.
-_ENERGY_S = 0.5
-_EDGE_STEP = 256  # A recommended GEMM shape is a multiple of this size.
-_AXES = ("dtype", "m", "n", "k", "layout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,97 +141,417 @@ class GemmSpec(Spec):
 
     @classmethod
     def options(cls) -> Iterator[tuple[str, Option]]:
-        return options_of(GemmOptions)
+        return options_of(_GemmOptions)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], *, simulated: bool) -> GemmSpec:
-        names = {field.name for field in fields(GemmOptions)}
-        request = GemmOptions(**{name: options[name] for name in names & options.keys()})
-        gemms, settings = request.gemms(simulated=simulated), request.settings()
+        names = {field.name for field in fields(_GemmOptions)}
+        passed = _GemmOptions(**{name: options[name] for name in names & options.keys()})
+        gemms, settings = passed.gemms(simulated=simulated), passed.settings()
         if settings.fast_accumulate and not any(gemm.dtype.startswith("fp8") for gemm in gemms):
             raise UsageError(
                 "--fast-accumulate needs a data type of fp8",
                 hint="see cudakit bench gemm --help",
             )
-        # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
-        spec_options: dict[str, Any] = {"cache": "hot"} if simulated else {}
-        spec_names = {field.name for field in fields(cls)}
+        own = {field.name for field in fields(cls)}
         return cls.with_rule(
-            spec_options
-            | {name: options[name] for name in options if name in spec_names or name not in names}
+            # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
+            ({"cache": "hot"} if simulated else {})
+            | {name: options[name] for name in options if name in own or name not in names}
             | {
                 "gemms": tuple(gemms),
                 "shapes": {gemm: shape for gemm, shape in gemms.items() if shape},
                 "settings": settings,
-                "baselines": tuple(dict.fromkeys(chain.from_iterable(request.baselines))),
+                "baselines": tuple(dict.fromkeys(chain.from_iterable(passed.baselines))),
             }
         )
 
     def cases(self, gpu: DeviceInfo) -> tuple[Case, ...]:
         """Return one case per GEMM."""
-        facts = gpu.facts().fields
-        return tuple(_case(self, gemm, facts, simulated=gpu.simulated) for gemm in self.gemms)
+        facts, method = gpu.facts().fields, self._method()
+        return tuple(self._case(gemm, method, facts, gpu.simulated) for gemm in self.gemms)
+
+    def _method(self) -> Method:
+        method = self.method(self.mode, self.cache, fill=self.fill)
+        rule = self.rule
+        if rule.min_time_s == Rule().min_time_s:  # The user did not choose the time.
+            min_s = max(rule.min_time_s, min(_MIN_SAMPLING_S, rule.timeout_s / 2))
+            rule = replace(rule, min_time_s=min_s)
+        energy_s = _ENERGY_S if self.mode in ("batch", "graph") else 0.0
+        return replace(method, rule=rule, sample_s=_SAMPLE_S, energy_s=energy_s)
+
+    def _case(
+        self, gemm: Gemm, method: Method, facts: Mapping[str, Field], simulated: bool
+    ) -> Case:
+        kind = matrix_kind(gemm.dtype, facts)
+        work = work_of_peak(
+            Work(gemm.operations, kind, gemm.bytes_moved),
+            self.cache,
+            l2_bytes=l2_size_bytes(facts),
+            footprint_bytes=operand_bytes(gemm),
+        )
+        settings, fill = self.settings, self.fill
+        shape = {"shape": self.shapes[gemm]} if gemm in self.shapes else {}
+        return Case(
+            GemmWorkload(gemm, settings, self.library, fill, self.algorithms.get(gemm)),
+            method,
+            work,
+            other_buffer_bytes=self._needed_bytes(gemm),
+            describe_fitting=lambda usable_bytes: self._describe_fitting(
+                gemm, usable_bytes, simulated=simulated
+            ),
+            baselines=tuple(GemmWorkload(gemm, settings, it, fill) for it in self.baselines),
+            operation="OP" if kind == "int8" else "FLOP",
+            settings={**shape, "library": self.library},
+        )
+
+    def _needed_bytes(self, gemm: Gemm) -> int:
+        """Return the device memory that the case needs: per library, one buffer set and one workspace."""
+        library_count = 1 + len(self.baselines)
+        return library_count * (operand_bytes(gemm) + self.settings.workspace_bytes)
+
+    def _describe_fitting(self, gemm: Gemm, usable_bytes: int, *, simulated: bool) -> str:
+        """Describe the largest GEMM with m = n = k that fits in ``usable_bytes``, rounded down.
+
+        A simulated device also limits the elements of the matrices.
+        """
+        fitting, failing = 0, max(gemm.m, gemm.n, gemm.k)
+        while failing - fitting > 1:
+            edge = (fitting + failing) // 2
+            if self._needed_bytes(replace(gemm, m=edge, n=edge, k=edge)) <= usable_bytes:
+                fitting = edge
+            else:
+                failing = edge
+        if simulated:
+            fitting = min(fitting, math.isqrt(MAX_SIMULATED_EDGE**2 // gemm.batch))
+        if not fitting:
+            return "a smaller --batch or --workspace"
+        batch_text = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
+        return f"a shape of {fitting // _EDGE_STEP * _EDGE_STEP or fitting}{batch_text}"
 
 
-def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated: bool) -> Case:
-    kind = matrix_kind(gemm.dtype, fields)
-    shape_settings = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
-    work = work_of_peak(
-        Work(gemm.operations, kind, gemm.bytes_moved),
-        spec.cache,
-        l2_bytes=l2_size_bytes(fields),
-        footprint_bytes=operand_bytes(gemm),
+def _of_gemm(name: str, text: str, **attributes: Any) -> Any:
+    return option(name, text, group="GEMM", **attributes)
+
+
+def _of_library(name: str, text: str, **attributes: Any) -> Any:
+    return option(name, text, group="Library", **attributes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GemmOptions:
+    """The options of the command as the user passed them; None or () for others."""
+
+    sides: tuple[str, ...] = ()  # The arguments SHAPE.
+    files: tuple[str, ...] = _of_gemm(
+        "--shapes",
+        "Read shapes from FILE, one per line: m n k, and optionally a batch count; or CSV with a header. "
+        "Repeatable.",
+        default=(),
+        kind="file",
+        is_repeatable=True,
     )
-    return Case(
-        GemmWorkload(gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm)),
-        _method(spec),
-        work,
-        other_buffer_bytes=_needed_bytes(spec, gemm),
-        describe_fitting=partial(_describe_fitting_gemm, spec, gemm, simulated),
-        baselines=tuple(
-            GemmWorkload(gemm, spec.settings, library, spec.fill) for library in spec.baselines
-        ),
-        operation="OP" if kind == "int8" else "FLOP",
-        settings={**shape_settings, "library": spec.library},
+    presets: tuple[str, ...] = _of_gemm(
+        "--preset",
+        "Shapes: cubes (M = N = K, 512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b or "
+        "gpt3-175b for 16 and 4096 tokens; llm (both llama3-8b and llama3-70b). Repeatable.",
+        default=(),
+        kind="name",
+        choices=PRESETS,
+        is_repeatable=True,
     )
+    dtypes: tuple[str, ...] = _of_gemm(
+        "--dtype",
+        "Data types: fp64, fp32, tf32, fp16, bf16, fp8_e4m3, fp8_e5m2, int8 or all.  [default: bf16]",
+        default=("bf16",),
+        choices=_TYPES,
+    )
+    layouts: tuple[str | None, ...] = _of_gemm(
+        "--layout",
+        "Whether A and B are transposed in memory: nn, nt, tn or tt (n: no, t: transposed).  "
+        "[default: tn]",
+        default=(None,),
+        choices=LAYOUTS,
+    )
+    epilogues: tuple[str | None, ...] = _of_gemm(
+        "--epilogue",
+        "Fused epilogue: none, bias, relu, gelu, relu-bias or gelu-bias.  [default: none]",
+        default=(None,),
+        choices=EPILOGUES,
+    )
+    output_type: str | None = _of_gemm(
+        "--output-type",
+        "Data type of the output matrix.  [default: depends on --dtype]",
+        kind="name",
+        choices=_TYPES,
+    )
+    accumulate: str | None = _of_gemm(
+        "--accumulate",
+        "Data type of the accumulator.  [default: depends on --dtype]",
+        kind="name",
+        choices=_TYPES,
+    )
+    batch: int = _of_gemm(
+        "--batch",
+        "Batch count of a strided-batched GEMM.  [default: 1]",
+        default=1,
+        kind="int",
+    )
+    padding: int | None = _of_gemm(
+        "--padding",
+        "Padding elements between the columns of every matrix.  [default: 0]",
+        kind="int",
+    )
+    library: Library | None = option(
+        "--library",
+        "Library to measure: cublaslt or cublas.  [default: cublaslt]",
+        group="Library",
+        kind="choice",
+        metavar="NAME",
+        choices=("cublaslt", "cublas"),
+    )
+    baselines: tuple[tuple[Library, ...], ...] = _of_library(
+        "--vs",
+        "Baselines: torch, cupy, cublas or cublaslt. Samples of all libraries are interleaved. Repeatable.",
+        default=(),
+        choices=LIBRARIES,
+        is_repeatable=True,
+    )
+    workspace_bytes: int | None = _of_library(
+        "--workspace",
+        "Maximum workspace of an algorithm.  [default: 32MiB]",
+        kind="bytes",
+    )
+    deterministic: bool = _of_library(
+        "--deterministic",
+        "Use only algorithms with bitwise reproducible results.",
+        default=False,
+        kind="flag",
+    )
+    no_reduced_precision: bool = _of_library(
+        "--no-reduced-precision",
+        "Forbid split-k reductions in fp16 or bf16.",
+        default=False,
+        kind="flag",
+    )
+    fast_accumulate: bool = _of_library(
+        "--fast-accumulate", "Use fp8 fast accumulation.", default=False, kind="flag"
+    )
+    fill: str | None = option(
+        "--fill",
+        "Values of the operands: uniform in (-1, 1), normal, int (small integers), zeros or ones. Zeros "
+        "and ones draw less power than real data and run faster.  [default: uniform]",
+        kind="choice",
+        metavar="DATA",
+        choices=FILLS,
+        group="Method",
+    )
+    mode: Mode | None = mode_option("batch", group="Method")
+    cache: Cache | None = cache_option("rotate; with --gpu sim hot", group="Method")
+
+    def gemms(self, *, simulated: bool) -> dict[Gemm, str]:
+        """Return a GEMM per combination of shape, data type, layout and epilogue, with the name of its shape.
+
+        Raises InputError for invalid values, and UsageError for too many GEMMs.
+        """
+        shapes = (
+            *map(parse_shape, self.sides),
+            *(shape for path in self.files for shape in read_shapes(Path(path))),
+            *(shape for name in self.presets for shape in preset(name)),
+        ) or default_shapes(simulated=simulated)
+        dtypes = tuple(DATA_TYPES) if self.dtypes == ("all",) else self.dtypes
+        combinations = tuple(product(dtypes, self.layouts, self.epilogues))
+        gemm_count = len(shapes) * len(combinations)
+        if gemm_count > _MAX_GEMMS:
+            raise UsageError(
+                f"{gemm_count:,} cases are too many: at most {_MAX_GEMMS:,} can be measured in one run",
+                hint="use fewer shapes, data types, layouts or epilogues",
+            )
+        names: dict[Gemm, str] = {}
+        for dtype, layout, epilogue in combinations:
+            types: dict[str, Any] = {
+                "layout": layout,
+                "epilogue": epilogue,
+                "padding": self.padding,
+                "output": self.output_type,
+                "accumulate": self.accumulate,
+            }
+            types = {name: value for name, value in types.items() if value is not None}
+            for shape in shapes:
+                batch = self.batch if shape.batch is None else shape.batch
+                gemm = Gemm(dtype=dtype, m=shape.m, n=shape.n, k=shape.k, batch=batch, **types)
+                names.setdefault(gemm, shape.name)
+        return names
+
+    def settings(self) -> GemmSettings:
+        """Return the settings of the library."""
+        settings = GemmSettings(
+            deterministic=self.deterministic,
+            reduced_precision=not self.no_reduced_precision,
+            fast_accumulate=self.fast_accumulate,
+        )
+        if self.workspace_bytes is None:
+            return settings
+        return replace(settings, workspace_bytes=self.workspace_bytes)
 
 
-def _method(spec: GemmSpec) -> Method:
-    method = spec.method(spec.mode, spec.cache, fill=spec.fill)
-    if spec.rule.min_time_s == Rule().min_time_s:  # The user did not choose the time.
-        min_s = max(spec.rule.min_time_s, min(_MIN_SAMPLING_S, spec.rule.timeout_s / 2))
-        method = replace(method, rule=replace(spec.rule, min_time_s=min_s))
-    energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0
-    return replace(method, sample_s=_SAMPLE_S, energy_s=energy_s)
+# --- shapes from text, files and presets --------------------------------------------------------------
+
+_HINT = "write 4096, or MxNxK such as 4096x1024x8192"
+_SHAPES_FILE = ExpectedFile("a file of shapes", "write one shape per line: m n k")
+# Matches a size with up to 18 digits; no size with more digits fits in memory.
+_INTEGER = re.compile(r"[0-9]{1,18}")
+_SEPARATOR = re.compile("[,;]")
+_MAX_QUOTED = 60  # Maximum number of characters of a line that an error message quotes.
+_COLUMNS = ("m", "n", "k", "batch")
+_REQUIRED_COLUMNS = _COLUMNS[:3]
+
+_CUBE_EDGES = tuple(512 << i for i in range(6))  # Values of m = n = k of the preset "cubes".
+# Default values of m = n = k. Simulated devices compute on the CPU, so their default is smaller.
+_DEFAULT_EDGES = (1024, 4096, 8192)
+_DEFAULT_SIMULATED_EDGES = (256, 384, 512)
+# Numbers of tokens: 16 sequences that are decoded together, and a prompt of 4096 tokens.
+_TOKEN_COUNTS = (16, 4096)
 
 
-def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
-    """Return the device memory that the case needs: per library, one buffer set and one workspace."""
-    library_count = 1 + len(spec.baselines)
-    return library_count * (operand_bytes(gemm) + spec.settings.workspace_bytes)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The dimensions of a GEMM; ``batch`` is None if not given, ``name`` is the layer of a preset."""
+
+    m: int
+    n: int
+    k: int
+    batch: int | None = None
+    name: str = ""
 
 
-def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, simulated: bool, usable_bytes: int) -> str:
-    """Describe the largest GEMM with m = n = k that fits in ``usable_bytes``, rounded down.
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The sizes that determine the weight matrices of a transformer block."""
 
-    A simulated device also limits the elements of the matrices.
+    hidden_size: int
+    intermediate_size: int  # Width of the multilayer perceptron.
+    head_count: int  # Number of attention heads.
+    key_head_count: int  # Number of key-value heads.
+    is_gated: bool = True  # Whether the perceptron has a gate matrix.
+
+    def layers(self) -> Mapping[str, tuple[int, int]]:
+        """Return the number of output and input features of each matrix."""
+        head_size = self.hidden_size // self.head_count
+        up_name = "gate and up" if self.is_gated else "up"
+        return {
+            "qkv": ((self.head_count + 2 * self.key_head_count) * head_size, self.hidden_size),
+            "attention output": (self.hidden_size, self.hidden_size),
+            up_name: (self.intermediate_size * (2 if self.is_gated else 1), self.hidden_size),
+            "down": (self.hidden_size, self.intermediate_size),
+        }
+
+
+# "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; "Language Models are Few-Shot Learners",
+# arXiv 2005.14165, table 2.1, where the perceptron is four times as wide as the model.
+_MODELS: Mapping[str, _Model] = MappingProxyType(
+    {
+        "llama3-8b": _Model(4096, 14336, 32, 8),
+        "llama3-70b": _Model(8192, 28672, 64, 8),
+        "llama3-405b": _Model(16384, 53248, 128, 8),
+        "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, is_gated=False),
+    }
+)
+_LLM_MODELS = ("llama3-8b", "llama3-70b")
+
+
+def parse_shape(text: str) -> Shape:
+    """Parse ``4096``, for m = n = k, or ``4096x1024x8192``, m by n by k. Raises InputError for other text."""
+    size_texts = text.strip().lower().split("x")
+    if len(size_texts) not in (1, 3) or not all(map(_INTEGER.fullmatch, size_texts)):
+        raise InputError(f"{_quote(text)} is not a shape", hint=_HINT)
+    return _shape([int(size) for size in (size_texts * 3)[:3]], f"the shape {_quote(text)}")
+
+
+def preset(name: str) -> tuple[Shape, ...]:
+    """Return the shapes of a preset: for a model, the GEMMs of its layers with 16 and 4096 tokens.
+
+    m is the number of output features, n of tokens and k of input features. With layout tn, weights are
+    stored as in frameworks. Raises InputError for an unknown name.
     """
-    fitting_edge, failing_edge = 0, max(gemm.m, gemm.n, gemm.k)
-    while failing_edge - fitting_edge > 1:
-        tested_edge = (fitting_edge + failing_edge) // 2
-        is_fitting = (
-            _needed_bytes(spec, replace(gemm, m=tested_edge, n=tested_edge, k=tested_edge))
-            <= usable_bytes
-        )
-        fitting_edge, failing_edge = (
-            (tested_edge, failing_edge) if is_fitting else (fitting_edge, tested_edge)
-        )
-    if simulated:
-        fitting_edge = min(fitting_edge, math.isqrt(MAX_SIMULATED_EDGE**2 // gemm.batch))
-    if not fitting_edge:
-        return "a smaller --batch or --workspace"
-    batch_text = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
-    return f"a shape of {fitting_edge // _EDGE_STEP * _EDGE_STEP or fitting_edge}{batch_text}"
+    if name == "cubes":
+        return tuple(Shape(edge, edge, edge) for edge in _CUBE_EDGES)
+    if name == "llm":
+        return tuple(shape for model in _LLM_MODELS for shape in _layers(model))
+    if name not in _MODELS:
+        raise InputError(f"unknown preset {name!r}", hint=f"choose from {', '.join(PRESETS)}")
+    return tuple(_layers(name))
+
+
+def _layers(model: str) -> Iterator[Shape]:
+    for token_count in _TOKEN_COUNTS:
+        for layer, (outputs, inputs) in _MODELS[model].layers().items():
+            name = f"{model} {layer}, {token_count} tokens"
+            yield Shape(outputs, token_count, inputs, name=name)
+
+
+def default_shapes(*, simulated: bool) -> tuple[Shape, ...]:
+    """Return the shapes that are measured if the user names none."""
+    edges = _DEFAULT_SIMULATED_EDGES if simulated else _DEFAULT_EDGES
+    return tuple(Shape(edge, edge, edge) for edge in edges)
+
+
+def read_shapes(path: Path) -> tuple[Shape, ...]:
+    """Read a file with one shape per line: ``m n k`` or ``m,n,k``, with an optional batch.
+
+    The first line may name the columns. Text after ``#`` is a comment. Raises InputError for a file that
+    cannot be read, or for an invalid line, whose number the error contains.
+    """
+    text = read_text(path, _SHAPES_FILE)
+    if text.lstrip().startswith(("{", "[")):
+        raise wrong_file_error(path, text.encode(), _SHAPES_FILE, reason="it is JSON")
+    columns: Sequence[str] = _COLUMNS
+    shapes: list[Shape] = []
+    is_first = True
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        words = re.split(r"\s*[,;]\s*" if _SEPARATOR.search(line) else r"\s+", line)
+        position = f"{path}:{number}: {_quote(line)}"
+        if is_first and not any(map(_INTEGER.fullmatch, words)):
+            columns = tuple(word.lower() for word in words)
+            if missing := [name for name in _REQUIRED_COLUMNS if columns.count(name) != 1]:
+                raise InputError(
+                    f"{position} is not a shape, and as a header it lacks {', '.join(missing)}",
+                    hint="write a shape as m n k, or a header such as m,n,k,batch",
+                )
+        else:
+            shapes.append(_read_row(position, words, columns))
+        is_first = False
+    if not shapes:
+        raise InputError(f"{path} contains no shapes", hint=_SHAPES_FILE.hint)
+    return tuple(shapes)
+
+
+def _read_row(position: str, words: Sequence[str], columns: Sequence[str]) -> Shape:
+    row = dict(zip(columns, words, strict=False))
+    is_complete = len(words) == len(columns) or (
+        columns is _COLUMNS and len(words) == len(_REQUIRED_COLUMNS)
+    )
+    sizes = [row[name] for name in _COLUMNS if name in row]
+    if not is_complete or not all(map(_INTEGER.fullmatch, sizes)):
+        raise InputError(f"{position} is not a shape", hint="write m n k, or m n k batch")
+    return _shape([int(size) for size in sizes], position)
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
+
+
+def _shape(sizes: Sequence[int], description: str) -> Shape:
+    if min(sizes) < 1:
+        raise InputError(f"{description} has a dimension of 0", hint="use dimensions of at least 1")
+    m, n, k, *batch = sizes
+    return Shape(m, n, k, batch[0] if batch else None)
+
+
+# --- the workload -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,19 +580,16 @@ class GemmWorkload:
 def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
     """Return the axes of a GEMM, without optional axes that have their default value."""
     data_type = DATA_TYPES[gemm.dtype]
-    axes: dict[str, Axis] = {name: getattr(gemm, name) for name in _AXES}
-    default_values = {
+    axes: dict[str, Axis] = {it: getattr(gemm, it) for it in ("dtype", "m", "n", "k", "layout")}
+    defaults = {
         "batch": 1,
         "padding": 0,
         "epilogue": "none",
         "output": data_type.outputs[0].name,
         "accumulate": data_type.accumulators[0],
     }
-    return axes | {
-        name: getattr(gemm, name)
-        for name, value in default_values.items()
-        if getattr(gemm, name) != value
-    }
+    values = {name: getattr(gemm, name) for name in defaults}
+    return axes | {name: value for name, value in values.items() if value != defaults[name]}
 
 
 class PreparedGemm:
@@ -271,7 +613,11 @@ class PreparedGemm:
             )
             self._cleanup = cleanup
             self.rotate(1)
-            self._run_once()
+            # Only after an execution some libraries have loaded the kernels, or report an unsupported GEMM.
+            self.enqueue(LEGACY, 0)
+            gpu.sync()
+            self._checker.poison(self._operands[0])
+            gpu.sync()
             self._cleanup = cleanup.pop_all()
 
     @property
@@ -282,24 +628,21 @@ class PreparedGemm:
     @property
     def settings(self) -> Mapping[str, Axis]:
         """Library, workspace and algorithm, which the result records."""
-        reported_algorithm = self.algorithm
-        algorithm = (
-            reported_algorithm.reason
-            if isinstance(reported_algorithm, Unavailable)
-            else describe_algorithm(reported_algorithm)
+        workload, algorithm = self._workload, self.algorithm
+        text = (
+            algorithm.reason
+            if isinstance(algorithm, Unavailable)
+            else describe_algorithm(algorithm)
         )
+        is_tuned = workload.algorithm is not None
         return {
-            "library": self._workload.library,
+            "library": workload.library,
             "version": self._version,
-            "workspace_bytes": self._workload.settings.workspace_bytes,
-            "asked": describe_settings(self._workload.settings, self._workload.gemm.dtype),
+            "workspace_bytes": workload.settings.workspace_bytes,
+            "asked": describe_settings(workload.settings, workload.gemm.dtype),
             **self._plan.settings,
-            "algorithm": algorithm,
-            **(
-                {"algorithm_source": "algorithm of --tuned"}
-                if self._workload.algorithm is not None
-                else {}
-            ),
+            "algorithm": text,
+            **({"algorithm_source": "algorithm of --tuned"} if is_tuned else {}),
         }
 
     def rotate(self, set_count: int) -> None:
@@ -333,26 +676,19 @@ class PreparedGemm:
     def close(self) -> None:
         self._cleanup.close()
 
-    def _run_once(self) -> None:
-        """Execute the GEMM once: only then some libraries load the kernels, or report an unsupported GEMM."""
-        self.enqueue(LEGACY, 0)
-        self._gpu.sync()
-        self._checker.poison(self._operands[0])
-        self._gpu.sync()
-
 
 def describe_settings(settings: GemmSettings, dtype: str) -> str:
     """Describe the settings that differ from their default and have an effect on a GEMM of ``dtype``."""
-    changed_settings = {
+    changed = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,
         "fast accumulation": settings.fast_accumulate and dtype.startswith("fp8"),
     }
-    return ", ".join(text for text, is_set in changed_settings.items() if is_set)
+    return ", ".join(text for text, is_set in changed.items() if is_set)
 
 
 def describe_algorithm(algorithm: Algorithm) -> str:
     """Describe an algorithm by its parameters that are not 0: ``id 66, tile 20, stages 35``."""
-    parameters = ((name, getattr(algorithm, name)) for name in _ALGORITHM_PARAMETERS)
-    parameter_texts = (f"{name.replace('_', '-')} {value}" for name, value in parameters if value)
-    return ", ".join((f"id {algorithm.id}", *parameter_texts))
+    values = {name: getattr(algorithm, name) for name in _ALGORITHM_PARAMETERS}
+    texts = (f"{name.replace('_', '-')} {value}" for name, value in values.items() if value)
+    return ", ".join((f"id {algorithm.id}", *texts))

@@ -129,13 +129,12 @@ def fill_operands(
     for i, slab in enumerate((sets.a, sets.b, sets.bias)):
         if slab is None:
             continue
-        fill_target = (slab.ptr, slab.elements, slab.element, LEGACY)
+        target = (slab.ptr, slab.elements, slab.element, LEGACY)
         if fill_kind in _CONSTANTS:
-            fill.constant(*fill_target, value=_CONSTANTS[fill_kind])
+            fill.constant(*target, value=_CONSTANTS[fill_kind])
         else:
-            _RANDOM_FILLS[fill_kind](
-                fill, *fill_target, seed=seed, sequence=_SEQUENCES_PER_SET * set_index + i
-            )
+            sequence = _SEQUENCES_PER_SET * set_index + i
+            _RANDOM_FILLS[fill_kind](fill, *target, seed=seed, sequence=sequence)
 
 
 def _operands(gemm: Gemm) -> list[tuple[Element, int]]:
@@ -183,7 +182,7 @@ class Checker:
         self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
     ) -> None:
         self._gemm, self._seed = gemm, seed
-        self._tolerance = tolerance_of(gemm, settings, has_zero_mean=fill not in ("zeros", "ones"))
+        self._tolerance = tolerance_of(gemm, settings, has_zero_mean=fill not in _CONSTANTS)
         with ExitStack() as cleanup:
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
             self._poison = cleanup.enter_context(closing(Poison(gpu)))
@@ -196,53 +195,50 @@ class Checker:
     def check(self, sets: OperandSets) -> Verification:
         """Check the finished outputs of all buffer sets, and return the worst verification."""
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
-        computed_values, sums = sample.computed_values(), sample.sums()
-        expected_values = epilogue(self._gemm, sums, sample.bias())
-        write_errors_text = self._describe_write_errors(sets)
+        computed, sums = sample.gather_d(), sample.sums()
+        expected = epilogue(self._gemm, sums, sample.bias())
+        write_errors = self._describe_write_errors(sets)
         return worst_verification(
-            self._check_set(sample, write_errors_text, *arrays)
-            for arrays in zip(computed_values, expected_values, sums, strict=True)
+            self._check_set(sample, write_errors, *arrays)
+            for arrays in zip(computed, expected, sums, strict=True)
         )
 
     def close(self) -> None:
-        """Unload the kernels."""
         self._cleanup.close()
 
     def _check_set(
-        self,
-        sample: _Sample,
-        write_errors_text: str,
-        computed_values: Floats,
-        expected_values: Floats,
-        sums: Floats,
+        self, sample: _Sample, write_errors: str, computed: Floats, expected: Floats, sums: Floats
     ) -> Verification:
+        """Check one buffer set; the arrays have the shape (matrices of a batch, rows, columns)."""
         rows, columns = len(sample.rows), len(sample.columns)
         reference = f"an fp64 computation of {rows} rows and {columns} columns"
-        norm, error = (
-            float(np.linalg.norm(values))
-            for values in (expected_values, computed_values - expected_values)
-        )
+        errors = np.abs(computed - expected)
+        norm, error = float(np.linalg.norm(expected)), float(np.linalg.norm(errors))
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
-            return verification(error, 0.0, reference, write_errors_text)
-        tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
-        detail = write_errors_text or sample.describe_outlier(
-            computed_values, expected_values, tolerance
+            return verification(error, 0.0, reference, write_errors)
+        tolerance = (
+            self._tolerance.result + self._tolerance.sums * float(np.linalg.norm(sums)) / norm
         )
+        root_mean_square = float(np.sqrt(np.mean(expected**2)))
+        worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+        detail = write_errors
+        if not detail and not errors[worst] <= _OUTLIER_FACTOR * tolerance * root_mean_square:
+            row, column = sample.rows[worst[1]], sample.columns[worst[2]]
+            value, right_value = computed[worst], expected[worst]
+            detail = f"row {row}, column {column} is {value:.6g} instead of {right_value:.6g}"
         return verification(error / norm, tolerance, reference, detail)
 
     def _describe_write_errors(self, sets: OperandSets) -> str:
         """Describe values of D that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
-        poison_counts = self._poison.count(
-            slab.ptr, matrix, slab.pitch_elements, slab.set_count, LEGACY
-        )
-        if poison_counts.unwritten:
+        counts = self._poison.count(slab.ptr, matrix, slab.pitch_elements, slab.set_count, LEGACY)
+        if counts.unwritten:
             value_count = matrix.rows * matrix.columns * matrix.batch * slab.set_count
-            return f"{poison_counts.unwritten} of {value_count} values were never written"
-        if poison_counts.overwritten:
-            return f"{poison_counts.overwritten} values outside of D were overwritten"
+            return f"{counts.unwritten} of {value_count} values were never written"
+        if counts.overwritten:
+            return f"{counts.overwritten} values outside of D were overwritten"
         return ""
 
 
@@ -256,30 +252,27 @@ class _Sample:
         self._gemm, self._compare, self._sets = gemm, compare, sets
         generator = np.random.default_rng(seed)
         self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, generator)
-        max_line_count = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
-        line_count = min(max(max_line_count, _MIN_LINES), _MAX_LINES)
+        max_lines = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
+        line_count = min(max(max_lines, _MIN_LINES), _MAX_LINES)
         self.rows, self.columns = (
             stratified_sample(size, line_count, generator) for size in (gemm.m, gemm.n)
         )
 
-    def computed_values(self) -> Floats:
+    def gather_d(self) -> Floats:
         """Return the sampled values of D."""
         return self._gather(self._sets.d, self._gemm.d, self.rows, self.columns)
 
     def sums(self) -> Floats:
         """Return the reference values of A * B in fp64."""
-        gemm, sets, term_indices = self._gemm, self._sets, np.arange(self._gemm.k)
-        a_is_transposed, b_is_transposed = (letter == "t" for letter in gemm.layout)
-        a = (
-            self._gather(sets.a, gemm.a, term_indices, self.rows).swapaxes(2, 3)
-            if a_is_transposed
-            else self._gather(sets.a, gemm.a, self.rows, term_indices)
-        )
-        b = (
-            self._gather(sets.b, gemm.b, self.columns, term_indices).swapaxes(2, 3)
-            if b_is_transposed
-            else self._gather(sets.b, gemm.b, term_indices, self.columns)
-        )
+        gemm, sets, terms = self._gemm, self._sets, np.arange(self._gemm.k)
+        if gemm.layout[0] == "t":
+            a = self._gather(sets.a, gemm.a, terms, self.rows).swapaxes(2, 3)
+        else:
+            a = self._gather(sets.a, gemm.a, self.rows, terms)
+        if gemm.layout[1] == "t":
+            b = self._gather(sets.b, gemm.b, self.columns, terms).swapaxes(2, 3)
+        else:
+            b = self._gather(sets.b, gemm.b, terms, self.columns)
         product: Floats = np.matmul(a, b)
         return product
 
@@ -291,22 +284,6 @@ class _Sample:
         indices = np.arange(slab.set_count)[:, None] * slab.pitch_elements + self.rows
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.set_count, 1, -1, 1)
-
-    def describe_outlier(
-        self, computed_values: Floats, expected_values: Floats, tolerance: float
-    ) -> str:
-        """Describe the value with the largest error in one buffer set; "" if rounding explains the error.
-
-        The arrays have the shape (matrices of a batch, rows, columns).
-        """
-        root_mean_square = float(np.sqrt(np.mean(expected_values**2)))
-        errors = np.abs(computed_values - expected_values)
-        index = np.unravel_index(int(np.argmax(errors)), errors.shape)
-        if errors[index] <= _OUTLIER_FACTOR * tolerance * root_mean_square:
-            return ""
-        row, column = self.rows[index[1]], self.columns[index[2]]
-        computed_value, expected_value = computed_values[index], expected_values[index]
-        return f"row {row}, column {column} is {computed_value:.6g} instead of {expected_value:.6g}"
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""
@@ -324,10 +301,10 @@ def stratified_sample(count: int, max_samples: int, generator: np.random.Generat
     """Return up to ``max_samples`` indices below ``count``: both ends, and a random one per equal part."""
     if count <= max_samples:
         return np.arange(count)
-    stratum_edges = np.linspace(0, count, max_samples + 1).astype(np.int64)
-    sampled_indices = generator.integers(stratum_edges[:-1], stratum_edges[1:])
-    sampled_indices[0], sampled_indices[-1] = 0, count - 1
-    return sampled_indices
+    edges = np.linspace(0, count, max_samples + 1).astype(np.int64)
+    indices = generator.integers(edges[:-1], edges[1:])
+    indices[0], indices[-1] = 0, count - 1
+    return indices
 
 
 def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
@@ -337,14 +314,11 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
         values = np.maximum(values, 0.0)
     elif gemm.epilogue.startswith("gelu"):
         # The tanh form (cuBLAS Library, "cublasLtEpilogue_t"; D. Hendrycks, K. Gimpel, arXiv 1606.08415).
-        tanh_argument = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
-        values = 0.5 * values * (1 + np.tanh(tanh_argument))
-    output_format = gemm.d.element.format
-    return (
-        values
-        if output_format is None
-        else np.clip(values, -output_format.largest_value, output_format.largest_value)
-    )
+        values = 0.5 * values * (1 + np.tanh(np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)))
+    if gemm.d.element.format is None:
+        return values
+    largest = gemm.d.element.format.largest_value
+    return np.clip(values, -largest, largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,26 +328,32 @@ class Tolerance:
     sums: float  # Tolerance relative to the norm of the sums A * B.
     result: float  # Tolerance relative to the norm of the result D.
 
-    def relative_to_result(self, sums_norm: float, result_norm: float) -> float:
-        """Return the tolerance relative to the result, whose norm is not 0."""
-        return self.result + self.sums * sums_norm / result_norm
-
 
 def tolerance_of(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> Tolerance:
     """Return the tolerance of a GEMM, 0 for integers; ``has_zero_mean`` is true if the data has mean zero."""
     if gemm.accumulate == "int32":
         return Tolerance(0.0, 0.0)
-    factor_error = _TF32_TRUNCATION if gemm.dtype == "tf32" else 0.0
-    output_roundoff = roundoff(gemm.d.element)
+    terms, unit = gemm.k, _ROUNDOFFS[gemm.accumulate]
+
+    def rounded(term_count: int, unit_roundoff: float) -> float:
+        """Return the relative error of a sum with rounding to nearest."""
+        return (sqrt(term_count) if has_zero_mean else term_count) * unit_roundoff
+
+    sums = rounded(terms, unit)
+    if gemm.dtype.startswith("fp8"):
+        fp8_terms = terms if settings.fast_accumulate else min(terms, _FP8_STEP_TERMS)
+        sums += rounded(fp8_terms, 2 * _FP8_ROUNDOFF)
+    elif gemm.dtype not in _WITHOUT_TENSOR_CORES and gemm.accumulate != "fp16":
+        sums += terms / _TERMS_PER_STEP * 2 * unit
+    sums *= _SAFETY_FACTOR
+    if gemm.dtype == "tf32":
+        sums += _TF32_TRUNCATION
+    result = roundoff(gemm.d.element)
     if settings.reduced_precision and gemm.d.element in (FP16, BF16):
-        output_roundoff *= _SPLIT_K_FACTOR
+        result *= _SPLIT_K_FACTOR
     if gemm.epilogue.startswith("gelu"):
-        output_roundoff += _GELU_ERROR
-    return Tolerance(
-        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, has_zero_mean=has_zero_mean)
-        + factor_error,
-        output_roundoff,
-    )
+        result += _GELU_ERROR
+    return Tolerance(sums, result)
 
 
 def roundoff(element: Element) -> float:
@@ -381,27 +361,3 @@ def roundoff(element: Element) -> float:
     if element in (FP64, FP32, FP16):
         return _ROUNDOFFS[element.name]
     return 2.0 ** -(element.format.mantissa_bits + 1) if element.format else 0.0
-
-
-def _sum_error_bound(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> float:
-    """Return a bound of the relative error of a sum of k products."""
-    term_count, unit_roundoff = gemm.k, _ROUNDOFFS[gemm.accumulate]
-    if gemm.dtype.startswith("fp8"):
-        fp8_terms = min(term_count, _FP8_STEP_TERMS) if not settings.fast_accumulate else term_count
-        return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, has_zero_mean=has_zero_mean) + _sum_error(
-            term_count, unit_roundoff, has_zero_mean=has_zero_mean
-        )
-    truncation = (
-        0.0
-        if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16"
-        else 2 * unit_roundoff
-    )
-    return (
-        _sum_error(term_count, unit_roundoff, has_zero_mean=has_zero_mean)
-        + term_count / _TERMS_PER_STEP * truncation
-    )
-
-
-def _sum_error(term_count: int, unit_roundoff: float, *, has_zero_mean: bool) -> float:
-    """Return the relative error of a sum with rounding to nearest."""
-    return (sqrt(term_count) if has_zero_mean else term_count) * unit_roundoff

@@ -134,7 +134,6 @@ class GraphSpec(Spec):
         "--nodes",
         "Number of nodes per graph, for example 1,10,100.  [default: 1,8,64,512,4096; with --gpu sim 1,8,64]",
         kind="counts",
-        metavar="N,...",
     )
     kinds: tuple[str, ...] = option(
         "--nodes-of",

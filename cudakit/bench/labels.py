@@ -42,17 +42,15 @@ class LabelledCase(Protocol):
     def library(self) -> str: ...
 
 
-class MeasuredCase(LabelledCase, Protocol):
-    """A case with the settings of its library."""
-
+class _CaseWithSettings(LabelledCase, Protocol):
     @property
     def settings(self) -> Mapping[str, object]: ...
 
 
-def called_library(case: MeasuredCase) -> str:
+def called_library(case: _CaseWithSettings) -> str:
     """Return the library of a case as reports name it; for cudakit, the library that cudakit calls."""
-    library_words = str(case.settings.get("library", "")).split()
-    return library_words[0] if case.library == CUDAKIT and library_words else case.library
+    words = str(case.settings.get("library", "")).split()
+    return words[0] if case.library == CUDAKIT and words else case.library
 
 
 def axis_names(cases: Sequence[LabelledCase]) -> list[str]:
@@ -70,11 +68,11 @@ def varying_axes(cases: Sequence[LabelledCase]) -> list[str]:
 
 def describe_common_axes(cases: Sequence[LabelledCase]) -> str:
     """Return the axes that have one value in all cases: ``dtype bf16, layout nn``."""
-    varying_names = set(varying_axes(cases))
+    varying = varying_axes(cases)
     return ", ".join(
         f"{axis_title(name)} {format_axis(name, value)}"
         for name, value in (cases[0].axes.items() if cases else ())
-        if name not in varying_names
+        if name not in varying
     )
 
 
@@ -86,20 +84,18 @@ def short_labels(
     The labels leave out ``omitted_axes``. With ``with_library``, labels of baselines end with their library.
     If no axis varies, the label is the name of the bench.
     """
-    shown_axes = [name for name in varying_axes(cases) if name not in omitted_axes]
-    if not set(DIMENSIONS).isdisjoint(shown_axes):
+    shown = [name for name in varying_axes(cases) if name not in omitted_axes]
+    if not set(DIMENSIONS).isdisjoint(shown):
         # One dimension of a GEMM alone would be ambiguous.
-        shown_axes = [
-            name for name in axis_names(cases) if name in shown_axes or name in DIMENSIONS
-        ]
-    has_several_benches = len({case.name for case in cases}) > 1
+        shown = [name for name in axis_names(cases) if name in shown or name in DIMENSIONS]
+    with_bench = len({case.name for case in cases}) > 1
     return [
         _label(
             case.name,
             case.axes,
-            shown_axes,
+            shown,
             case.library if with_library else CUDAKIT,
-            with_bench=has_several_benches,
+            with_bench=with_bench,
         )
         for case in cases
     ]
@@ -138,14 +134,13 @@ def count_cases(count: int) -> str:
 
 def describe_sizes(cases: Sequence[LabelledCase]) -> str:
     """Return the size or shape of the cases of each bench: ``copy 1.00 GiB, gemm 8192³``."""
-    texts = [
-        f"{case.name} {_format_dimensions(case.axes)}"
-        if DIMENSIONS[0] in case.axes
-        else f"{case.name} {format_axis('size_bytes', case.axes['size_bytes'])}"
-        for case in cases
-        if DIMENSIONS[0] in case.axes or "size_bytes" in case.axes
-    ]
-    return ", ".join(dict.fromkeys(texts))
+    texts: dict[str, None] = {}
+    for case in cases:
+        if DIMENSIONS[0] in case.axes:
+            texts[f"{case.name} {_format_dimensions(case.axes)}"] = None
+        elif "size_bytes" in case.axes:
+            texts[f"{case.name} {format_axis('size_bytes', case.axes['size_bytes'])}"] = None
+    return ", ".join(texts)
 
 
 def is_square(case: LabelledCase) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cudakit.bench.health import SuiteResult
-from cudakit.bench.result import BenchResult, CaseResult
+from cudakit.bench.result import BenchResult
 from cudakit.errors import InputError
 from cudakit.input_files import ExpectedFile, check_schema, read_json
 from cudakit.serialize import Mismatch, from_plain
@@ -28,7 +28,9 @@ def load_result(path: Path) -> BenchResult:
 
     Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a bench.
     """
-    document = _bench_document(read_json(path, RESULT_FILE))
+    document = read_json(path, RESULT_FILE)
+    if isinstance(document, dict) and document.get("schema") == SuiteResult.schema:
+        document = document.get("bench")
     result = _from_document(BenchResult, document, path, RESULT_FILE)
     _check_values(result, path)
     return result
@@ -44,10 +46,11 @@ def load_suite(path: Path) -> SuiteResult:
 def _from_document(
     kind: type[_Result], document: object, path: Path, expected_file: ExpectedFile
 ) -> _Result:
-    """Return a result of the class ``kind`` from its JSON value."""
     if isinstance(document, dict) and "error" in document and "schema" not in document:
+        error = document["error"]
+        message = error.get("message", error) if isinstance(error, dict) else error
         raise InputError(
-            f"{path} contains an error instead of a result: {_error_message(document['error'])}",
+            f"{path} contains an error instead of a result: {message}",
             hint="repeat the measurement",
         )
     document = check_schema(path, document, kind.schema, expected_file)
@@ -57,32 +60,20 @@ def _from_document(
         raise InputError(f"{path} is damaged: {mismatch}", hint=RESULT_FILE.hint) from None
 
 
-def _bench_document(document: object) -> object:
-    is_suite = isinstance(document, dict) and document.get("schema") == SuiteResult.schema
-    return document.get("bench") if is_suite and isinstance(document, dict) else document
-
-
-def _error_message(error: object) -> str:
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
-
-
 def _check_values(result: BenchResult, path: Path) -> None:
     """Raise InputError for values that no measurement can have."""
     for index, case in enumerate(result.results):
-        defect = _find_defect(case)
+        times, clocks = case.samples_s, case.sm_clock_hz
+        defect = ""
+        if not all(0 <= time < math.inf for time in times):
+            defect = "samples_s contains a negative or infinite time"
+        elif not all(0 < clock < math.inf for clock in clocks):
+            defect = "sm_clock_hz contains a clock that is not positive"
+        elif clocks and len(clocks) != len(times):
+            defect = f"sm_clock_hz has {len(clocks)} clocks for {len(times)} times"
+        elif case.rounds and sum(case.rounds) != len(times):
+            defect = f"rounds counts {sum(case.rounds)} of {len(times)} samples"
+        elif not times and not isinstance(case.median_s, Unavailable):
+            defect = "samples_s is empty, but median_s is not"
         if defect:
             raise InputError(f"{path} is damaged: results[{index}].{defect}", hint=RESULT_FILE.hint)
-
-
-def _find_defect(case: CaseResult) -> str:
-    if not all(0 <= time < math.inf for time in case.samples_s):
-        return "samples_s contains a negative or infinite time"
-    if not all(0 < clock < math.inf for clock in case.sm_clock_hz):
-        return "sm_clock_hz contains a clock that is not positive"
-    if case.sm_clock_hz and len(case.sm_clock_hz) != len(case.samples_s):
-        return f"sm_clock_hz has {len(case.sm_clock_hz)} clocks for {len(case.samples_s)} times"
-    if case.rounds and sum(case.rounds) != len(case.samples_s):
-        return f"rounds counts {sum(case.rounds)} of {len(case.samples_s)} samples"
-    if not case.samples_s and not isinstance(case.median_s, Unavailable):
-        return "samples_s is empty, but median_s is not"
-    return ""

@@ -6,28 +6,39 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from cudakit.arrays.elementwise import ElementwiseProgram
 from cudakit.arrays.fill import Fill
 from cudakit.arrays.launch import NO_SCRATCH, LaunchPlan, PlannedKernels, arguments_of
 from cudakit.arrays.reduction import ReductionProgram
 from cudakit.arrays.softmax import plan_softmax
-from cudakit.bench.case import POISON, Cache, Case, Mode, Verification, allocate
+from cudakit.bench.case import (
+    POISON,
+    Cache,
+    Case,
+    Mode,
+    Verification,
+    allocate,
+    verification,
+    worst_verification,
+)
 from cudakit.bench.gemm_check import OperandSet
 from cudakit.bench.labels import CUDAKIT, Axis
-from cudakit.bench.ops_check import ArrayBlock, OperationCheck
 from cudakit.bench.result import CaseResult
 from cudakit.bench.roofline import Work
 from cudakit.bench.spec import Spec, check_method, check_names, check_not_empty, check_range, option
 from cudakit.bench.timer import l2_size_bytes, work_of_peak
 from cudakit.bench.words import Words
 from cudakit.errors import InputError, MissingDependency, Unsupported, UsageError
-from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
-from cudakit.gpu.api.arrays import FP32, ArrayView
+from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Memory, Ptr, Stream
+from cudakit.gpu.api.arrays import FP32, ArrayView, contiguous_strides
 from cudakit.gpu.api.gemm import (
     ARRAY_LIBRARIES,
     OPERATIONS,
@@ -54,9 +65,7 @@ _SIMULATED_ELEMENTS: Mapping[str, int] = MappingProxyType(
 )
 # Elements of a row of softmax. Larger arrays have several rows of this size.
 _ROW_ELEMENTS = 10_000
-_MODES: Mapping[str, Mode] = MappingProxyType(
-    {"host-call": "call", "eager": "isolated", "graph": "graph"}
-)
+_MODES: Mapping[str, Mode] = MappingProxyType({"eager": "isolated", "graph": "graph"})
 # Number of consecutive calls in a sample of host times. With many calls, the slow first calls after an idle
 # time matter little. More calls could fill the driver's launch queue (about 1000 launches).
 _CALLS_PER_SAMPLE = 20
@@ -106,7 +115,6 @@ class OpsSpec(Spec):
         "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M; with --gpu sim "
         "100K, and matmul 256x256]",
         kind="elements",
-        metavar="N,...",
     )
     timings: tuple[str, ...] = option(
         "--timings",
@@ -171,21 +179,21 @@ class OpsSpec(Spec):
 
 
 def _case(spec: OpsSpec, shape: OperationShape, timing: str, l2_bytes: int) -> Case:
-    is_host_call = timing == "host-call"
-    open_library = spec.public_libraries.get(shape.operation) if is_host_call else None
-    work: Work | Unavailable = _LATENCY
-    if not is_host_call:
+    open_library: OpenLibrary = KernelLibrary
+    if timing == "host-call":
+        open_library = spec.public_libraries.get(shape.operation, KernelLibrary)
+        work: Work | Unavailable = _LATENCY
+        method = replace(spec.method("call", "hot", fill="uniform"), executions=_CALLS_PER_SAMPLE)
+    else:
         work = work_of_peak(
             Work(shape.operations, "fp32", shape.bytes_moved),
             spec.cache,
             l2_bytes=l2_bytes,
             footprint_bytes=shape.bytes_moved,
         )
-    method = spec.method(_MODES[timing], "hot" if is_host_call else spec.cache, fill="uniform")
-    if is_host_call:
-        method = replace(method, executions=_CALLS_PER_SAMPLE)
+        method = spec.method(_MODES[timing], spec.cache, fill="uniform")
     return Case(
-        OperationWorkload(shape, timing, CUDAKIT, open_library or KernelLibrary),
+        OperationWorkload(shape, timing, CUDAKIT, open_library),
         method,
         work,
         other_buffer_bytes=(1 + len(spec.baselines)) * shape.bytes_moved,
@@ -276,9 +284,8 @@ class PreparedOperation:
         # A host time is a latency, which has no rate.
         self.bytes_moved = 0 if is_host_call else workload.shape.bytes_moved
         self.operations = 0 if is_host_call else workload.shape.operations
-        self._stream: Stream | None = (
-            None  # Stream of the library; None before the first execution.
-        )
+        # Stream of the library; None before the first execution.
+        self._stream: Stream | None = None
         self._outputs: list[ArrayBlock] = []
         self._calls: list[Callable[[], object]] = []
         with ExitStack() as cleanup:
@@ -288,16 +295,19 @@ class PreparedOperation:
             )
             self._add_sets(1)
             self._check = OperationCheck(gpu, workload.shape.operation, self._inputs)
-            self._run_once()
+            # Only after an execution libraries have loaded their kernels, or report that they lack one.
+            self.enqueue(LEGACY, 0)
+            self._poison(self._outputs[0])
+            gpu.sync()
             self._cleanup = cleanup.pop_all()
 
     @property
     def settings(self) -> Mapping[str, Axis]:
         """The library, its version, and the call that computes the operation."""
         library = self._library
-        version_setting: dict[str, Axis] = {"version": library.version} if library.version else {}
-        call_text = library.describe(self._shape.operation)
-        return {"library": library.name, **version_setting, "call": call_text}
+        version = {"version": library.version} if library.version else {}
+        call = library.describe(self._shape.operation)
+        return {"library": library.name, **version, "call": call}
 
     def rotate(self, set_count: int) -> None:
         self._add_sets(set_count - len(self._calls))
@@ -325,19 +335,15 @@ class PreparedOperation:
         self._calls.clear()
         self._cleanup.close()
 
-    def _run_once(self) -> None:
-        """Execute the operation once: only then libraries load its kernels, or report that they lack it."""
-        self.enqueue(LEGACY, 0)
-        self._poison(self._outputs[0])
-        self._gpu.sync()
-
     def _add_sets(self, set_count: int) -> None:
         """Allocate and fill further buffer sets, and bind the calls."""
         if set_count <= 0:
             return
         shape = self._shape
-        inputs = [self._allocate(input_shape, set_count) for input_shape in shape.input_shapes]
-        outputs = self._allocate(shape.output_shape, set_count)
+        *inputs, outputs = (
+            ArrayBlock.allocate(self._gpu, self._cleanup, array_shape, set_count)
+            for array_shape in (*shape.input_shapes, shape.output_shape)
+        )
         with closing(Fill(self._gpu)) as fill:
             for input_index, block in enumerate(inputs):
                 for view in block.views:
@@ -352,13 +358,131 @@ class PreparedOperation:
         for input_views, output in zip(input_sets, outputs.views, strict=True):
             self._calls.append(self._library.bind(shape.operation, input_views, output))
 
-    def _allocate(self, shape: tuple[int, ...], count: int) -> ArrayBlock:
-        """Allocate ``count`` arrays of a shape in one block of memory."""
-        block = ArrayBlock(Ptr(0), shape, count)
-        return replace(block, ptr=allocate(self._gpu, self._cleanup, block.size_bytes))
-
     def _poison(self, block: ArrayBlock) -> None:
         self._gpu.fill(block.ptr, POISON, block.size_bytes, LEGACY)
+
+
+# --- the check, against an fp64 computation on the host -----------------------------------------------
+
+_ROUNDING = 2.0**-24  # Relative error of one rounding to fp32.
+# Tolerances as numbers of roundings. add rounds once; softmax rounds a subtraction, an exponential, a sum and
+# a division. The tolerance of sum is relative to the sum of absolute values, so that the rounding errors of
+# partial sums contribute little.
+_ADD_ROUNDINGS, _SOFTMAX_ROUNDINGS, _SUM_ROUNDINGS = 1, 16, 4
+# matmul: rounding errors of a sum of k products grow as the square root of k (N. Higham and T. Mary, "A new
+# approach to probabilistic rounding error analysis", 2019). tf32 would exceed the tolerance a hundredfold.
+_MATMUL_ROUNDINGS = 2
+_CHECKED_ROWS = 16  # Number of rows of a matrix product to check.
+
+_ALIGNMENT_BYTES = 512  # Alignment of every array: good for vector loads of all libraries.
+
+_Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBlock:
+    """One block of device memory with several arrays of float32 of one shape, each aligned."""
+
+    ptr: Ptr
+    shape: tuple[int, ...]
+    array_count: int
+
+    @property
+    def pitch_bytes(self) -> int:
+        """Distance between the first bytes of two arrays."""
+        size_bytes = FP32.size_bytes * math.prod(self.shape)
+        return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @classmethod
+    def allocate(
+        cls, gpu: Memory, cleanup: ExitStack, shape: tuple[int, ...], count: int
+    ) -> ArrayBlock:
+        """Allocate memory, which ``cleanup`` frees."""
+        block = cls(Ptr(0), shape, count)
+        return replace(block, ptr=allocate(gpu, cleanup, block.size_bytes))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, including the padding between them."""
+        return self.array_count * self.pitch_bytes
+
+    @property
+    def views(self) -> list[ArrayView]:
+        """Views of the arrays in the block of memory."""
+        strides = contiguous_strides(self.shape, FP32.size_bytes)
+        addresses = (Ptr(self.ptr + i * self.pitch_bytes) for i in range(self.array_count))
+        return [ArrayView(address, "float32", self.shape, strides) for address in addresses]
+
+
+class OperationCheck:
+    """The fp64 result of an operation on given inputs. All outputs that are checked have these inputs."""
+
+    def __init__(
+        self, gpu: ComputeDevice, operation: Operation, inputs: Sequence[ArrayView]
+    ) -> None:
+        self._gpu, self._operation, self._inputs = gpu, operation, inputs
+        self._description = "an fp64 computation of all values"
+        # Indices of the rows that are checked: of a matrix product the first, the last and some between.
+        self._rows: npt.NDArray[np.int64] | None = None
+        if operation == "matmul":
+            spread = np.linspace(0, inputs[0].shape[0] - 1, _CHECKED_ROWS)
+            self._rows = np.unique(spread.astype(np.int64))
+            self._description = f"an fp64 computation of {len(self._rows)} rows"
+
+    def verify(self, outputs: Sequence[ArrayBlock]) -> Verification:
+        """Compare the first output with fp64, and each other output whose bits differ from the first."""
+        distinct: list[npt.NDArray[np.float32]] = []
+        for block in outputs:
+            padded = self._read(block.ptr, block.size_bytes).reshape(block.array_count, -1)
+            arrays = padded[:, : math.prod(block.shape)]
+            distinct += [] if distinct else [arrays[0]]
+            differs = (arrays.view(np.uint32) != distinct[0].view(np.uint32)).any(axis=1)
+            distinct += list(arrays[differs])
+        return worst_verification(
+            self._verify_output(values.reshape(outputs[0].shape)) for values in distinct
+        )
+
+    def _verify_output(self, values: npt.NDArray[np.float32]) -> Verification:
+        unwritten = int(np.isnan(values).sum())
+        detail = f"{unwritten} of {values.size} values were never written" if unwritten else ""
+        reference, norm, roundings = self._reference
+        checked = values if self._rows is None else values[self._rows]
+        error = float(np.linalg.norm(checked - reference)) / norm
+        return verification(error, roundings * _ROUNDING, self._description, detail)
+
+    @cached_property
+    def _reference(self) -> tuple[_Values, float, float]:
+        """The fp64 result, the norm to which errors are relative, and the tolerance in roundings."""
+        first, *others = (
+            self._read(view.ptr, view.size * FP32.size_bytes).reshape(view.shape).astype(np.float64)
+            for view in self._inputs
+        )
+        match self._operation:
+            case "add":
+                result, roundings = first + others[0], float(_ADD_ROUNDINGS)
+            case "matmul":
+                result = first[self._rows] @ others[0]
+                roundings = _MATMUL_ROUNDINGS * math.sqrt(first.shape[1])
+            case "softmax":
+                exponentials = np.exp(first - first.max(axis=-1, keepdims=True))
+                result = exponentials / exponentials.sum(axis=-1, keepdims=True)
+                roundings = float(_SOFTMAX_ROUNDINGS)
+            case "sum":
+                return np.asarray(first.sum()), float(np.abs(first).sum()), _SUM_ROUNDINGS
+        return result, float(np.linalg.norm(result)), roundings
+
+    def _read(self, ptr: Ptr, size_bytes: int) -> npt.NDArray[np.float32]:
+        """Copy device memory to the host, and wait."""
+        host_ptr = self._gpu.host_malloc(size_bytes)
+        try:
+            self._gpu.copy(host_ptr, ptr, size_bytes, LEGACY)
+            self._gpu.sync()
+            view = self._gpu.host_view(host_ptr, size_bytes)
+            values = np.frombuffer(view, np.float32).copy()
+            view.release()
+        finally:
+            self._gpu.host_free(host_ptr)
+        return values
 
 
 # --- cudakit's own kernels, without the public functions --------------------------------------------
@@ -403,39 +527,21 @@ class KernelLibrary:
         if operation == "matmul":
             return self._bind_gemm(inputs, output)
         if self._plan is None:
-            self._plan = self._plan_of(operation, inputs, output)
-            self._scratch = self._zeroed_memory(self._plan.scratch_bytes)
+            self._plan = _plan(operation, inputs, output)
+            if size_bytes := self._plan.scratch_bytes:
+                # Every launch leaves the scratch memory zeroed.
+                self._scratch = allocate(self._gpu, self._cleanup, size_bytes)
+                self._gpu.fill(self._scratch, 0, size_bytes, LEGACY)
+                self._gpu.sync()
         plan, kernels = self._plan, self._kernels
         arguments = arguments_of(plan, [view.ptr for view in (*inputs, output)], self._scratch)
         return lambda: kernels.launch(plan, arguments, self._stream)
 
     def set_stream(self, stream: Stream) -> None:
-        """Choose the stream of later launches."""
         self._stream = stream
 
     def close(self) -> None:
-        """Unload the kernels and free the scratch memory."""
         self._cleanup.close()
-
-    def _plan_of(
-        self, operation: Operation, inputs: Sequence[ArrayView], output: ArrayView
-    ) -> LaunchPlan:
-        match operation:
-            case "add":
-                x, y = inputs
-                return ElementwiseProgram("z = x + y").plan({"x": x, "y": y}, {"z": output})
-            case "softmax":
-                return plan_softmax(inputs[0], output)
-        return ReductionProgram("sum(x)").plan({"x": inputs[0]}, output)
-
-    def _zeroed_memory(self, size_bytes: int) -> Ptr:
-        """Allocate the scratch memory of a kernel, which every launch leaves zeroed."""
-        if not size_bytes:
-            return NO_SCRATCH
-        memory = allocate(self._gpu, self._cleanup, size_bytes)
-        self._gpu.fill(memory, 0, size_bytes, LEGACY)
-        self._gpu.sync()
-        return memory
 
     def _bind_gemm(self, inputs: Sequence[ArrayView], output: ArrayView) -> Callable[[], object]:
         """Return a function that enqueues a GEMM of row-major matrices.
@@ -463,6 +569,16 @@ class KernelLibrary:
             raise Unsupported(error.message, hint=error.hint) from error
         self.name, self.version = blas.library, blas.version
         return self._cleanup.enter_context(closing(blas.prepare(gemm, GemmSettings())))
+
+
+def _plan(operation: Operation, inputs: Sequence[ArrayView], output: ArrayView) -> LaunchPlan:
+    match operation:
+        case "add":
+            x, y = inputs
+            return ElementwiseProgram("z = x + y").plan({"x": x, "y": y}, {"z": output})
+        case "softmax":
+            return plan_softmax(inputs[0], output)
+    return ReductionProgram("sum(x)").plan({"x": inputs[0]}, output)
 
 
 def _explain_rate(cases: Sequence[CaseResult]) -> str:

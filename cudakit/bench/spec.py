@@ -34,6 +34,18 @@ OptionKind: TypeAlias = Literal[
 ]
 
 
+_METAVARS: Mapping[OptionKind, str] = {
+    "names": "NAME,...",
+    "counts": "N,...",
+    "sizes": "SIZE,...",
+    "elements": "N,...",
+    "name": "NAME",
+    "int": "N",
+    "bytes": "SIZE",
+    "file": "FILE",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option of a benchmark's command, for the field of the same name."""
@@ -42,9 +54,8 @@ class Option:
     help: str
     kind: OptionKind
     metavar: str
-    choices: Sequence[
-        str
-    ]  # Values that the shell offers; those of a "choice" are the only valid ones.
+    # Values that the shell offers; those of a "choice" are the only valid ones.
+    choices: Sequence[str]
     group: str  # Title of the options in the help among which it is listed; "" for "Options".
     is_repeatable: bool
 
@@ -55,12 +66,13 @@ def option(
     *,
     default: Any = None,
     kind: OptionKind = "names",
-    metavar: str = "NAME,...",
+    metavar: str = "",
     choices: Sequence[str] = (),
     group: str = "",
     is_repeatable: bool = False,
 ) -> Any:
     """Return a dataclass field with an option; ``default`` is used if the user does not pass the option."""
+    metavar = metavar or _METAVARS.get(kind, "")
     metadata = Option(name, help, kind, metavar, choices, group, is_repeatable)
     return field(default=default, metadata={"option": metadata})
 
@@ -71,7 +83,7 @@ def sizes_option(meaning: str, *, default: str = "", group: str = "") -> Any:
         f"{meaning}: a list (64KiB,1MiB), a range that doubles (1MiB..1GiB) or grows by a factor "
         f"(1KiB..1GiB:4).{f'  [default: {default}]' if default else ''}"
     )
-    return option("--sizes", text, kind="sizes", metavar="SIZE,...", group=group)
+    return option("--sizes", text, kind="sizes", group=group)
 
 
 def mode_option(shown_default: str, *, default: Mode | None = None, group: str = "") -> Any:

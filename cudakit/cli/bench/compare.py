@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import FILE, Command, Value, option, output_options
-from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, Target, open_outputs
+from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, open_outputs
 
 
 @click.command(cls=Command, short_help="Compare two results: faster, slower or the same?")
@@ -29,7 +28,6 @@ from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, Target, op
     is_flag=True,
     help="Compare even if the machine or the method of the two runs differs.",
 )
-@option("--markdown", is_flag=True, hidden=True)
 @output_options(COMMON_FORMATS)
 def compare(
     *,
@@ -37,7 +35,6 @@ def compare(
     after: str,
     fail_on: tuple[str, ...],
     ignore_mismatch: bool,
-    markdown: bool,
     output: OutputOptions,
 ) -> int:
     """Report for each case whether AFTER is faster, slower, the same or ambiguous.
@@ -53,8 +50,6 @@ def compare(
     cudakit bench compare before.json after.json --fail-on slower:5%
     cudakit bench compare before.json after.json -o comment.md
     """
-    if markdown:
-        output = replace(output, targets=(*output.targets, Target("-", "md")))
     from cudakit.bench.compare import compare as compare_results
     from cudakit.bench.compare import failing_cases, parse_fail_on, present_comparison
     from cudakit.bench.load import load_result

@@ -16,7 +16,6 @@ from cudakit.cli.output import (
     OutputOptions,
     Progress,
     Report,
-    Text,
     open_outputs,
     progress_line,
 )
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from cudakit.bench.spec import Spec
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.facts import RunContext
-    from cudakit.report.document import Document, Table
+    from cudakit.report.document import Document
 
 _Result = TypeVar("_Result", "BenchResult", "SuiteResult")
 
@@ -52,26 +51,32 @@ def measure(run_bench: Callable[..., _Result], gpu: str, output: OutputOptions) 
 
 def report(result: BenchResult | SuiteResult) -> Report:
     """Return the report of a result, in all ``FORMATS``."""
+    from cudakit.bench.health import SuiteResult, present_health
+    from cudakit.bench.report import present
+    from cudakit.bench.report.nvbench import nvbench
+    from cudakit.bench.report.table import cases_table
+    from cudakit.report import csv, html
+
+    def document(*, detail: bool = False) -> Document:
+        """Return the Document; ``detail`` adds drawings for an HTML page."""
+        if isinstance(result, SuiteResult):
+            return present_health(result, detail=detail)
+        return present(result, detail=detail)
+
+    # A table with all axes; None for the main table of the document.
+    brief_table = None
+    if not isinstance(result, SuiteResult) and result.results and not result.overlaps:
+        brief_table = functools.partial(cases_table, result.results, with_common_axes=True)
     return Report(
         result=result,
-        document=lambda: _document(result),
-        brief_table=_brief_table(result),
+        document=document,
+        brief_table=brief_table,
         exports={
-            "csv": lambda: _csv(result),
-            "html": lambda: _page(result),
-            "nvbench.json": lambda: _nvbench(result),
+            "csv": lambda: csv.render(document()),
+            "html": lambda: html.render(document(detail=True)),
+            "nvbench.json": lambda: nvbench(document()),
         },
     )
-
-
-def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | None:
-    """Return a function that returns a table with all axes; None for the main table of the document."""
-    from cudakit.bench.report.table import cases_table
-    from cudakit.bench.result import BenchResult
-
-    if not isinstance(result, BenchResult) or not result.results or result.overlaps:
-        return None
-    return lambda: cases_table(result.results, with_common_axes=True)
 
 
 @contextmanager
@@ -81,7 +86,9 @@ def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunCon
     from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather
 
-    run_context = gather(open_machine(gpu), variables=dict(os.environ), command=_command())
+    arguments = click.get_current_context().find_object(tuple)
+    command = ("cudakit", *(arguments or ()))
+    run_context = gather(open_machine(gpu), variables=dict(os.environ), command=command)
     with (
         closing(open_gpu(gpu)) as device,
         progress_line(quiet=quiet) as show_progress,
@@ -95,49 +102,13 @@ def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunCon
         yield device, progress, run_context
 
 
-def _command() -> tuple[str, ...]:
-    arguments = click.get_current_context().find_object(tuple)
-    return ("cudakit", *(arguments or ()))
-
-
 def exit_code(result: BenchResult) -> ExitCode:
     """Return FINDINGS for wrong values, ENVIRONMENT for a failure, INTERRUPTED for an incomplete result."""
     from cudakit.bench.case import Verification
 
-    verifications = [case.verification for case in result.results]
-    if any(
-        isinstance(verification, Verification) and not verification.passed
-        for verification in verifications
-    ):
+    verifications = (case.verification for case in result.results)
+    if any(isinstance(it, Verification) and not it.passed for it in verifications):
         return ExitCode.FINDINGS
     if result.failure:
         return ExitCode.ENVIRONMENT
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
-
-
-def _csv(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.report import csv
-
-    return csv.render(_document(result))
-
-
-def _page(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.report import html
-
-    return html.render(_document(result, detail=True))
-
-
-def _nvbench(result: BenchResult | SuiteResult) -> Text:
-    from cudakit.bench.report.nvbench import nvbench
-
-    return nvbench(_document(result))
-
-
-def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
-    """Return a result as a Document; ``detail`` adds drawings for an HTML page."""
-    from cudakit.bench.health import SuiteResult, present_health
-    from cudakit.bench.report import present
-
-    if isinstance(result, SuiteResult):
-        return present_health(result, detail=detail)
-    return present(result, detail=detail)

@@ -216,7 +216,7 @@ def test_invalid_options_error_has_hint(arguments: tuple[str, ...], message: str
 
 
 def test_help_names_presets(cli: Cli) -> None:
-    from cudakit.bench.gemm_shapes import PRESETS
+    from cudakit.bench.gemm import PRESETS
 
     stdout = cli("bench", "gemm", "--help").stdout
 
