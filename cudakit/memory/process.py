@@ -308,15 +308,9 @@ BACKWARD_RANGE = "backward pass"
 # The name of the mark at the moment of the final snapshot. Frees after the mark are part of process exit.
 END_MARK = "end of the program"
 
-# Kinds of trace records that change the memory, or that are NVTX ranges and marks.
-_EVENT_KINDS = (
-    EventKind.ALLOC,
-    EventKind.FREE,
-    EventKind.RANGE_PUSH,
-    EventKind.RANGE_POP,
-    EventKind.MARK,
-    EventKind.OUT_OF_MEMORY,
-)
+# Kinds of trace records that change the memory, and all kinds that are read: also NVTX ranges and marks.
+_MEMORY_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.OUT_OF_MEMORY)
+_READ_KINDS = (*_MEMORY_KINDS, EventKind.RANGE_PUSH, EventKind.RANGE_POP, EventKind.MARK)
 
 
 @dataclass(slots=True)
@@ -374,7 +368,7 @@ class ProcessMemory:
 
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
-        records = batch.records[np.isin(batch.records["kind"], _EVENT_KINDS)]
+        records = batch.records[np.isin(batch.records["kind"], _READ_KINDS)]
         kinds = records["kind"].tolist()
         rows_by_kind = {kind: iter(_rows_of_kind(records, kind)) for kind in set(kinds)}
         for kind in kinds:
@@ -384,29 +378,47 @@ class ProcessMemory:
             site = fields["site"]
             # Only a damaged trace refers to a missing call stack.
             stack = batch.stacks[site] if site < len(batch.stacks) else ()
-            if kind == EventKind.ALLOC:
-                self._apply_alloc(fields, stack, batch.strings)
-            elif kind == EventKind.FREE:
-                self._apply_free(fields, stack, batch.strings)
-            elif kind == EventKind.OUT_OF_MEMORY:
-                self._apply_failed_alloc(fields, stack, batch.strings)
+            if kind in _MEMORY_KINDS:
+                self._apply_memory(kind, fields, stack, batch.strings)
             else:
                 self._apply_range(EventKind(kind), fields, stack, batch.strings)
 
-    def _apply_alloc(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+    def _apply_memory(
+        self, kind: int, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
+    ) -> None:
+        model, time_ns = self.model, fields["time_ns"]
+        is_block = fields.get("layer") == AllocationLayer.POOL
+        if kind == EventKind.FREE and not is_block:
+            model.driver_free(address=fields["address"], stack=stack, time_ns=time_ns)
+            return
         pool = strings[fields["pool"]]
-        if fields["layer"] == AllocationLayer.POOL:
-            self.model.pool_alloc(
+        if kind == EventKind.OUT_OF_MEMORY:
+            model.out_of_memory(
+                device=fields["device"],
+                size_bytes=fields["size_bytes"],
+                free_bytes=fields["free_bytes"],
+                pool=pool,
+                stack=stack,
+                time_ns=time_ns,
+            )
+            if not self.has_run_out_of_memory:
+                self.has_run_out_of_memory = True
+                self.on_out_of_memory()
+        elif kind == EventKind.FREE:
+            address = fields["address"]
+            model.pool_free(address=address, pool=pool, stack=stack, time_ns=time_ns)
+        elif is_block:
+            model.pool_alloc(
                 device=fields["device"],
                 address=fields["address"],
                 size_bytes=fields["size_bytes"],
                 requested_bytes=fields["requested_bytes"],
                 pool=pool,
                 stack=stack,
-                time_ns=fields["time_ns"],
+                time_ns=time_ns,
             )
         else:
-            self.model.driver_alloc(
+            model.driver_alloc(
                 device=fields["device"],
                 address=fields["address"],
                 size_bytes=fields["size_bytes"],
@@ -414,31 +426,8 @@ class ProcessMemory:
                 pool=pool,
                 stream=fields["stream"],
                 stack=stack,
-                time_ns=fields["time_ns"],
+                time_ns=time_ns,
             )
-
-    def _apply_free(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
-        address, time_ns = fields["address"], fields["time_ns"]
-        if fields["layer"] == AllocationLayer.POOL:
-            pool = strings[fields["pool"]]
-            self.model.pool_free(address=address, pool=pool, stack=stack, time_ns=time_ns)
-        else:
-            self.model.driver_free(address=address, stack=stack, time_ns=time_ns)
-
-    def _apply_failed_alloc(
-        self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
-    ) -> None:
-        self.model.out_of_memory(
-            device=fields["device"],
-            size_bytes=fields["size_bytes"],
-            free_bytes=fields["free_bytes"],
-            pool=strings[fields["pool"]],
-            stack=stack,
-            time_ns=fields["time_ns"],
-        )
-        if not self.has_run_out_of_memory:
-            self.has_run_out_of_memory = True
-            self.on_out_of_memory()
 
     def _apply_range(
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]

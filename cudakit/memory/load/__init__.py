@@ -75,10 +75,8 @@ def _parse_tree(content: bytes, budget: Budget) -> tuple[str, Tree]:
         return "json", _json_tree(content, budget)
     # A log of cudakit run starts with "c", as a pickle of protocol 0 can.
     if content.startswith(LOG_MAGIC) or not content.startswith(_PICKLE_STARTS):
-        first_characters = content[:8].decode("latin-1")
-        raise NotASnapshotError(
-            f"it is neither a pickle nor JSON; its first bytes are {first_characters!a}"
-        )
+        start = content[:8].decode("latin-1")
+        raise NotASnapshotError(f"it is neither a pickle nor JSON; its first bytes are {start!a}")
     return "pickle", pickled.read(content, budget)
 
 
@@ -156,14 +154,17 @@ def read(path: str, memory_bytes: int | None = None) -> Source:
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
     try:
-        file_status = path.stat()
-        _reject_special_file(path, file_status.st_mode)
-        if stat.S_ISREG(file_status.st_mode) and file_status.st_size > max_bytes:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            raise SnapshotError(
+                f"{path} is a device, not a file", hint="name a file, or - for standard input"
+            )
+        if stat.S_ISREG(status.st_mode) and status.st_size > max_bytes:
             raise _size_error(str(path), max_bytes)
         with path.open("rb") as stream:
-            return (
-                stream.read() if file_status.st_size else _read_stream(stream, str(path), max_bytes)
-            )
+            return stream.read() if status.st_size else _read_stream(stream, str(path), max_bytes)
     except (OSError, ValueError) as error:
         raise read_error(path, error, error_type=SnapshotError) from None
 
@@ -185,33 +186,18 @@ def _size_error(name: str, max_bytes: int) -> SnapshotError:
     )
 
 
-def _reject_special_file(path: Path, mode: int) -> None:
-    if stat.S_ISDIR(mode):
-        raise read_error(path, IsADirectoryError(), error_type=SnapshotError)
-    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        raise SnapshotError(
-            f"{path} is a device, not a file", hint="name a file, or - for standard input"
-        )
-
-
 def _unpack(compressed_bytes: bytes, name: str, max_bytes: int) -> bytes:
+    compressed_file = io.BytesIO(compressed_bytes)
     if compressed_bytes.startswith(_GZIP_MAGIC):
-        compressed_file = io.BytesIO(compressed_bytes)
         return _expand(gzip.GzipFile(fileobj=compressed_file), compressed_file, name, max_bytes)
     if compressed_bytes.startswith(_ZSTD_MAGIC):
-        compressed_file = io.BytesIO(compressed_bytes)
-        return _expand(_open_zstd(compressed_file), compressed_file, name, max_bytes)
+        # The standard library has Zstandard since Python 3.14; backports.zstd is the same code.
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+        return _expand(zstd.ZstdFile(compressed_file), compressed_file, name, max_bytes)
     return compressed_bytes
-
-
-def _open_zstd(compressed_file: io.BufferedIOBase) -> io.BufferedIOBase:
-    # The standard library has Zstandard since Python 3.14; backports.zstd is the same code.
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    zstd_file: io.BufferedIOBase = zstd.ZstdFile(compressed_file)
-    return zstd_file
 
 
 def _expand(
@@ -230,18 +216,13 @@ def _expand(
                 )
             if content.tell() > max_bytes:
                 raise _size_error(f"{name}, decompressed,", max_bytes)
-    except (EOFError, OSError, zlib.error) as error:
-        raise _damaged_error(name, error) from None
     except Exception as error:
         # ZstdError derives from Exception, and its module is imported for Zstandard files only.
-        if type(error).__name__ != "ZstdError":
+        is_damage = isinstance(error, EOFError | OSError | zlib.error)
+        if not is_damage and type(error).__name__ != "ZstdError":
             raise
-        raise _damaged_error(name, error) from None
+        raise SnapshotError(
+            f"{name} cannot be decompressed: the file is damaged or truncated ({error})",
+            hint="copy the file again, or write the snapshot again",
+        ) from None
     return content.getvalue()
-
-
-def _damaged_error(name: str, error: Exception) -> SnapshotError:
-    return SnapshotError(
-        f"{name} cannot be decompressed: the file is damaged or truncated ({error})",
-        hint="copy the file again, or write the snapshot again",
-    )

@@ -235,10 +235,7 @@ def _convert_for_native(opcode: int, argument_bytes: bytes) -> bool | float | st
 
 # --- The pickle machine in Python: it turns a pickle of plain data into lists, dictionaries and scalars ---
 #
-# It is used if the compiled reader is missing, and accepts and rejects the same files as the C code
-# (``native/pickled/machine.c``), at the same byte for the same reason. Tuples become lists. Keys that are not
-# text are dropped with their values, so that only text is ever hashed. The standard library's ``pickletools``
-# describes each opcode.
+# Tuples become lists. Keys that are not text are dropped with their values, so that only text is ever hashed.
 
 _MAX_PROTOCOL = 5
 _STOP = ord(".")

@@ -12,7 +12,7 @@ import numpy as np
 
 from cudakit.memory.growth import growing_stacks, growth_between, is_growing, is_rising
 from cudakit.memory.result import Cause, DiffRow
-from cudakit.memory.snapshot import Ints, Mask, StackTable, site_name
+from cudakit.memory.snapshot import Ints, Mask, StackTable, site_name, take
 from cudakit.memory.steps import is_inner_call
 from cudakit.memory.verdict.failure import Failure, obstacle_of
 from cudakit.stacks import Frame
@@ -219,21 +219,20 @@ def growth(failure: Failure) -> Cause | None:
     if not is_rising(peaks):
         return None
     earlier_moment = failure.steps.peak_moment(len(peaks) // 4)
-    growth_rows = growth_between(
-        failure.stacks, failure.history.allocations, earlier_moment, failure.event
-    )
-    larger_rows = [
-        (_larger_bytes(row), row) for row in growth_rows if row.before_count and row.after_count
+    rows = [
+        row
+        for row in _growth_since(failure, earlier_moment)
+        if row.before_count and row.after_count
     ]
-    growth_by_size = sum(larger_bytes for larger_bytes, _ in larger_rows)
+    growth_by_size = sum(map(_larger_bytes, rows))
     growth_by_count = sum(
         (row.after_count - row.before_count) * row.before_bytes // row.before_count
-        for _, row in larger_rows
+        for row in rows
         if row.after_count > row.before_count
     )
     if growth_by_size < max(growth_by_count, _MIN_CAUSE_SHARE * failure.needed_bytes):
         return None
-    _, row = max(larger_rows, key=lambda pair: pair[0])
+    row = max(rows, key=_larger_bytes)
     growth_bytes = int(peaks[-1] - peaks[0])
     return Cause(
         "growth",
@@ -267,9 +266,7 @@ def one_off_peak(failure: Failure) -> Cause | None:
     ):
         return None
     earlier_moment = failure.steps.peak_moment(int(earlier_peaks.argmax()))
-    growth_rows = growth_between(
-        failure.stacks, failure.history.allocations, earlier_moment, failure.event
-    )
+    growth_rows = _growth_since(failure, earlier_moment)
     call_site = failure.call_site
     if growth_rows and growth_rows[0].change_bytes > failure.request.size_bytes:
         call_site = {"stack": growth_rows[0].stack, "site": growth_rows[0].site}
@@ -293,21 +290,19 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     allocations, failure_event = failure.history.allocations, failure.event
     if len(failure.steps):
         return None
-    is_in_trace = (allocations.begin >= 0) & (allocations.begin < failure_event)
+    in_trace = take(allocations, (allocations.begin >= 0) & (allocations.begin < failure_event))
+    live = take(in_trace, in_trace.end >= failure_event)
     n_stacks = len(failure.stacks.snapshot.stacks)
-    is_live = is_in_trace & (allocations.end >= failure_event)
-    live_counts = np.bincount(allocations.stack[is_live], minlength=n_stacks)
-    is_never_freed = live_counts == np.bincount(allocations.stack[is_in_trace], minlength=n_stacks)
-    live_bytes = np.bincount(
-        allocations.stack[is_live], weights=allocations.size[is_live], minlength=n_stacks
-    )
-    candidate_stacks = np.flatnonzero(is_never_freed & (live_counts >= _MIN_ACCUMULATED_BLOCKS))
+    live_counts = np.bincount(live.stack, minlength=n_stacks)
+    is_never_freed = live_counts == np.bincount(in_trace.stack, minlength=n_stacks)
+    live_bytes = np.bincount(live.stack, weights=live.size, minlength=n_stacks)
+    candidates = np.flatnonzero(is_never_freed & (live_counts >= _MIN_ACCUMULATED_BLOCKS))
     # Layers keep their activations until the backward pass; stack 0 is empty.
-    is_expected = _calls_any(failure.stacks, candidate_stacks, _STATE_CALLS | {"_call_impl"})
-    is_expected |= candidate_stacks == 0
-    live_bytes[np.setdiff1d(np.arange(n_stacks), candidate_stacks[~is_expected])] = 0
+    is_expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
+    is_expected |= candidates == 0
+    live_bytes[np.setdiff1d(np.arange(n_stacks), candidates[~is_expected])] = 0
     stack_index = int(live_bytes.argmax())
-    latest_event = allocations.begin[is_live & (allocations.stack == stack_index)].max(initial=0)
+    latest_event = live.begin[live.stack == stack_index].max(initial=0)
     if (
         live_bytes[stack_index] < 0.25 * failure.request.active_bytes
         or not live_bytes[stack_index]
@@ -403,16 +398,9 @@ _STATE_CALLS = frozenset({"_init_group", "_apply", "load_state_dict", "_load_fro
 def _calls_any(stacks: StackTable, stack_ids: Ints, function_names: frozenset[str]) -> Mask:
     """Return which call stacks contain one of these functions of PyTorch."""
     frames = stacks.snapshot.frames
-    return np.array(
-        [
-            any(
-                frames[frame].name in function_names and "torch/" in frames[frame].filename
-                for frame in stacks.snapshot.stacks[stack]
-            )
-            for stack in stack_ids.tolist()
-        ],
-        np.bool_,
-    )
+    is_call = [frame.name in function_names and "torch/" in frame.filename for frame in frames]
+    calls = (any(is_call[i] for i in stacks.snapshot.stacks[stack]) for stack in stack_ids.tolist())
+    return np.fromiter(calls, np.bool_, len(stack_ids))
 
 
 def _free_in_private_pools(failure: Failure, stack_ids: Ints) -> int:
@@ -427,6 +415,10 @@ def _free_in_private_pools(failure: Failure, stack_ids: Ints) -> int:
         layout.segments.pool[layout.free_block_segment], pool_ids[pool_ids != 0]
     )
     return int(layout.free_block_size[is_freed_with_blocks].sum())
+
+
+def _growth_since(failure: Failure, moment: int) -> tuple[DiffRow, ...]:
+    return growth_between(failure.stacks, failure.history.allocations, moment, failure.event)
 
 
 def _larger_bytes(row: DiffRow) -> int:
