@@ -47,35 +47,30 @@ class StepHistory:
             return len(self)
         return int(np.searchsorted(self.first_moments, moment, side="right")) - 1
 
-    def end_moment(self, step: int) -> int:
-        """Return the first moment after a step. The last step includes the moment after its last event."""
-        return int(self.first_moments[step + 1]) if step + 1 < len(self) else self.end_event + 1
-
     def last_event(self, step: int) -> int:
         """Return the last event of a step."""
         return (int(self.first_moments[step + 1]) if step + 1 < len(self) else self.end_event) - 1
 
+    def moments(self, step: int) -> slice:
+        """Return the moments of a step. Those of the last step include the moment after its last event."""
+        end = self.last_event(step) + (1 if step + 1 < len(self) else 2)
+        return slice(int(self.first_moments[step]), end)
+
     def peak_moment(self, step: int) -> int:
         """Return the moment of the peak of a step."""
-        first_moment = int(self.first_moments[step])
-        return first_moment + int(
-            self.requested_bytes[first_moment : self.end_moment(step)].argmax()
-        )
+        moments = self.moments(step)
+        return int(moments.start + self.requested_bytes[moments].argmax())
 
 
 def step_history(snapshot: Snapshot, trace: DeviceTrace, history: History) -> StepHistory:
     """Return the steps of a trace; without any step, the arrays are empty."""
-    source, step_bounds, has_end = step_moments(snapshot, trace)
-    starts = step_bounds[:-1] if has_end else step_bounds
-    end_event = int(step_bounds[-1]) if has_end else history.n_events
-    requested_bytes = history.curves.requested
-    first_moments = np.unique(starts[starts < history.n_events])
-    peak_bytes = (
-        np.maximum.reduceat(requested_bytes[: end_event + 1], first_moments)
-        if len(first_moments)
-        else first_moments
-    )
-    return StepHistory(source, step_bounds, first_moments, end_event, peak_bytes, requested_bytes)
+    source, bounds, has_end = step_moments(snapshot, trace)
+    starts = bounds[:-1] if has_end else bounds
+    end_event = int(bounds[-1]) if has_end else history.n_events
+    requested = history.curves.requested
+    first = np.unique(starts[starts < history.n_events])
+    peaks = np.maximum.reduceat(requested[: end_event + 1], first) if len(first) else first
+    return StepHistory(source, bounds, first, end_event, peaks, requested)
 
 
 def is_rising(peaks: Ints) -> bool:
@@ -128,7 +123,7 @@ def steps_of(
         site_growth = growth_between(stacks, history.allocations, first_peak, last_peak)
     peaks = []
     for step in evenly_spaced(len(steps), _MAX_LISTED_STEPS).tolist():
-        first_moment, end_moment = int(steps.first_moments[step]), steps.end_moment(step)
+        first_moment = int(steps.first_moments[step])
         peaks.append(
             StepPeak(
                 step=step,
@@ -138,7 +133,7 @@ def steps_of(
                 time_us=time_of(snapshot, trace, first_moment),
                 requested_bytes=int(steps.peak_bytes[step]),
                 start_bytes=int(steps.requested_bytes[first_moment]),
-                reserved_bytes=int(history.curves.reserved[first_moment:end_moment].max()),
+                reserved_bytes=int(history.curves.reserved[steps.moments(step)].max()),
             )
         )
     return Steps(

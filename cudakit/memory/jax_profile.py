@@ -49,7 +49,13 @@ class Sample:
 def read_profile(compressed_profile: bytes) -> list[Sample]:
     """Return the samples of a profile, gzip-compressed or not. Raises InputError if it is damaged."""
     try:
-        return _parse_samples(_decompress(compressed_profile))
+        content = compressed_profile
+        if content[:2] == b"\x1f\x8b":
+            decompressor = zlib.decompressobj(wbits=31)
+            content = decompressor.decompress(content, _MAX_BYTES)
+            if not decompressor.eof:
+                raise ValueError("it is truncated, or too large")
+        return _parse_samples(content)
     except (LookupError, ValueError, zlib.error) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
@@ -64,15 +70,11 @@ def arrays_of_message(text: str) -> tuple[int, Arrays]:
     try:
         message = json.loads(text)
         samples = read_profile(b64decode(message["profile"]))
-        cuda_by_jax_device = {
-            int(jax_device): int(device) for jax_device, device in message["devices"].items()
-        }
-        addresses_by_size: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        devices = {int(of_jax): int(device) for of_jax, device in message["devices"].items()}
+        addresses: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for device, address, size_bytes in message["buffers"]:
-            addresses_by_size[int(device), int(size_bytes)].append(int(address))
-        return int(message["time_ns"]), _addressed_arrays(
-            samples, cuda_by_jax_device, addresses_by_size
-        )
+            addresses[int(device), int(size_bytes)].append(int(address))
+        return int(message["time_ns"]), _addressed_arrays(samples, devices, addresses)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
@@ -84,90 +86,69 @@ def _addressed_arrays(
 ) -> Arrays:
     arrays: Arrays = {}
     for sample in samples:
-        number_texts = _NUMBER_PATTERN.findall(sample.labels.get("device", ""))
-        device = cuda_by_jax_device.get(int(number_texts[-1])) if number_texts else None
+        numbers = _NUMBER_PATTERN.findall(sample.labels.get("device", ""))
+        device = cuda_by_jax_device.get(int(numbers[-1])) if numbers else None
         if device is None or not sample.count:
             continue  # the sample is an executable, or an array in host memory
         size_bytes = sample.total_bytes // sample.count
-        unused_addresses = addresses_by_size.get((device, size_bytes), [])
-        for _ in range(min(sample.count, len(unused_addresses))):
-            arrays[device, unused_addresses.pop()] = (size_bytes, sample.stack)
-    for (device, size_bytes), unused_addresses in addresses_by_size.items():
-        for address in unused_addresses:  # the array was created after the profile
+        addresses = addresses_by_size.get((device, size_bytes), [])
+        for _ in range(min(sample.count, len(addresses))):
+            arrays[device, addresses.pop()] = (size_bytes, sample.stack)
+    for (device, size_bytes), addresses in addresses_by_size.items():
+        for address in addresses:  # the array was created after the profile
             arrays[device, address] = (size_bytes, ())
     return arrays
 
 
-def _decompress(content: bytes) -> bytes:
-    if content[:2] != b"\x1f\x8b":
-        return content
-    decompressor = zlib.decompressobj(wbits=31)
-    uncompressed_profile = decompressor.decompress(content, _MAX_BYTES)
-    if not decompressor.eof:
-        raise ValueError("it is truncated, or too large")
-    return uncompressed_profile
-
-
 def _parse_samples(content: bytes) -> list[Sample]:
-    messages_by_number: defaultdict[int, list[bytes]] = defaultdict(list)
-    for field_number, field_value in _parse_fields(content):
-        if isinstance(field_value, bytes):
-            messages_by_number[field_number].append(field_value)
-    strings = [
-        field_value.decode(errors="replace") for field_value in messages_by_number[_STRING_FIELD]
-    ]
+    messages: defaultdict[int, list[bytes]] = defaultdict(list)
+    for number, value in _parse_fields(content):
+        if isinstance(value, bytes):
+            messages[number].append(value)
+    strings = [value.decode(errors="replace") for value in messages[_STRING_FIELD]]
     function_by_id = {}
-    for message in messages_by_number[_FUNCTION_FIELD]:
-        integer_fields = _integer_fields(message)
-        name_index, file_index = (
-            integer_fields.get(_FUNCTION_NAME, 0),
-            integer_fields.get(_FUNCTION_FILE, 0),
-        )
-        function_by_id[integer_fields[_ID_FIELD]] = (strings[name_index], strings[file_index])
-    frames_by_location = dict(
-        _parse_frames(message, function_by_id) for message in messages_by_number[_LOCATION_FIELD]
-    )
+    for message in messages[_FUNCTION_FIELD]:
+        fields = _integer_fields(message)
+        name, file = fields.get(_FUNCTION_NAME, 0), fields.get(_FUNCTION_FILE, 0)
+        function_by_id[fields[_ID_FIELD]] = strings[name], strings[file]
+    frames_by_location = {
+        _integer_fields(message)[_ID_FIELD]: _parse_frames(message, function_by_id)
+        for message in messages[_LOCATION_FIELD]
+    }
     return [
-        _parse_sample(message, frames_by_location, strings)
-        for message in messages_by_number[_SAMPLE_FIELD]
+        _parse_sample(message, frames_by_location, strings) for message in messages[_SAMPLE_FIELD]
     ]
 
 
 def _parse_frames(
     location_message: bytes, function_by_id: Mapping[int, tuple[str, str]]
-) -> tuple[int, tuple[Frame, ...]]:
-    """Return the number of a location, and its frames: more than one if functions are inlined."""
+) -> tuple[Frame, ...]:
+    """Return the frames of a location: more than one if functions are inlined."""
     frames = []
-    for field_number, field_value in _parse_fields(location_message):
-        if field_number == _LOCATION_LINES and isinstance(field_value, bytes):
-            line_fields = _integer_fields(field_value)
-            function, file = function_by_id[line_fields[_LINE_FUNCTION]]
-            frames.append(
-                Frame(function, file, max(_as_signed(line_fields.get(_LINE_NUMBER, 0)), 0))
-            )
-    return _integer_fields(location_message)[_ID_FIELD], tuple(frames)
+    for number, value in _parse_fields(location_message):
+        if number == _LOCATION_LINES and isinstance(value, bytes):
+            line = _integer_fields(value)
+            function, file = function_by_id[line[_LINE_FUNCTION]]
+            frames.append(Frame(function, file, max(_as_signed(line.get(_LINE_NUMBER, 0)), 0)))
+    return tuple(frames)
 
 
 def _parse_sample(
     message: bytes, frames_by_location: Mapping[int, tuple[Frame, ...]], strings: Sequence[str]
 ) -> Sample:
-    location_ids: list[int] = []
-    sample_values: list[int] = []
+    locations: list[int] = []
+    values: list[int] = []
     labels = {}
-    for field_number, field_value in _parse_fields(message):
-        if field_number == _SAMPLE_LABELS and isinstance(field_value, bytes):
-            label_fields = _integer_fields(field_value)
-            labels[strings[label_fields[_LABEL_KEY]]] = strings[label_fields.get(_LABEL_TEXT, 0)]
-        elif field_number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
-            numbers_of_field = location_ids if field_number == _SAMPLE_LOCATIONS else sample_values
-            numbers_of_field += (
-                _read_packed(field_value) if isinstance(field_value, bytes) else [field_value]
-            )
-    array_count, total_bytes = (*map(_as_signed, sample_values), 0, 0)[:2]
-    stack = tuple(
-        frame for location_id in location_ids for frame in frames_by_location[location_id]
-    )
-    return Sample(max(array_count, 0), max(total_bytes, 0), stack, labels)
+    for number, value in _parse_fields(message):
+        if number == _SAMPLE_LABELS and isinstance(value, bytes):
+            label = _integer_fields(value)
+            labels[strings[label[_LABEL_KEY]]] = strings[label.get(_LABEL_TEXT, 0)]
+        elif number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
+            numbers = locations if number == _SAMPLE_LOCATIONS else values
+            numbers += _read_packed(value) if isinstance(value, bytes) else [value]
+    count, total_bytes = (*map(_as_signed, values), 0, 0)[:2]
+    stack = tuple(frame for location in locations for frame in frames_by_location[location])
+    return Sample(max(count, 0), max(total_bytes, 0), stack, labels)
 
 
 # --- the wire format of protocol buffers
@@ -197,11 +178,7 @@ def _parse_fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _integer_fields(message: bytes) -> dict[int, int]:
     """Return the integer fields of a message, by field number."""
-    return {
-        field_number: field_value
-        for field_number, field_value in _parse_fields(message)
-        if isinstance(field_value, int)
-    }
+    return {number: value for number, value in _parse_fields(message) if isinstance(value, int)}
 
 
 def _read_packed(content: bytes) -> list[int]:

@@ -131,16 +131,11 @@ class ReplayDevice:
         return self._new_address(size_bytes)
 
     def _is_free(self, ptr: int, size_bytes: int) -> bool:
-        next_index = bisect_right(self._sorted_addresses, ptr)
-        previous_address = self._sorted_addresses[next_index - 1] if next_index else None
-        starts_after_previous = (
-            previous_address is None
-            or previous_address + self._size_by_address[previous_address] <= ptr
-        )
-        return starts_after_previous and (
-            next_index == len(self._sorted_addresses)
-            or ptr + size_bytes <= self._sorted_addresses[next_index]
-        )
+        addresses = self._sorted_addresses
+        index = bisect_right(addresses, ptr)
+        if index and addresses[index - 1] + self._size_by_address[addresses[index - 1]] > ptr:
+            return False
+        return index == len(addresses) or ptr + size_bytes <= addresses[index]
 
     def _new_address(self, size_bytes: int) -> int:
         # The gap keeps segments from being adjacent.
@@ -357,17 +352,14 @@ class _Replay:
             ) from None
 
     def _run_free(self, allocation_index: int) -> None:
-        ptr, wait_stream = (
-            self._live_ptrs.pop(allocation_index),
-            self._program.wait_streams[allocation_index],
-        )
+        ptr = self._live_ptrs.pop(allocation_index)
+        wait_stream = self._program.wait_streams[allocation_index]
         if wait_stream == NO_WAIT or not ptr:
             self._allocator.free(ptr)
             return
-        self._allocator.free(ptr, _FIRST_WAIT_STREAM + wait_stream)
-        self._wait_positions[allocation_index] = self._device.recorded_count(
-            _FIRST_WAIT_STREAM + wait_stream
-        )
+        stream = _FIRST_WAIT_STREAM + wait_stream
+        self._allocator.free(ptr, stream)
+        self._wait_positions[allocation_index] = self._device.recorded_count(stream)
 
     def _complete_free(self, allocation_index: int) -> None:
         wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[allocation_index]
@@ -403,8 +395,6 @@ class _Replay:
         return self._current_pool_index == pool_index
 
     def _read_totals(self, current_or_peak: str) -> MemoryTotals:
-        statistics_by_name = self._allocator.statistics()
-        total_names = ("reserved", "allocated", "requested", "active")
-        return MemoryTotals(
-            *(statistics_by_name[f"{name}_bytes.all.{current_or_peak}"] for name in total_names)
-        )
+        statistics = self._allocator.statistics()
+        names = ("reserved", "allocated", "requested", "active")
+        return MemoryTotals(*(statistics[f"{name}_bytes.all.{current_or_peak}"] for name in names))
