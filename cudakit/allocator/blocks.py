@@ -79,12 +79,10 @@ class Block:
 
     @property
     def stream(self) -> int:
-        """The stream whose requests the block serves."""
         return self.free_blocks.stream
 
     @property
     def pool(self) -> BlockPool:
-        """The pool that the block belongs to."""
         return self.free_blocks.pool
 
     @property
@@ -132,7 +130,6 @@ class FreeBlocks:
         insort(self._sorted_blocks, (block.size, block.ptr, block))
 
     def remove(self, block: Block) -> None:
-        """Remove a free block."""
         block.is_free = False
         del self._sorted_blocks[bisect_left(self._sorted_blocks, (block.size, block.ptr))]
 
@@ -186,7 +183,6 @@ class BlockPool:
         self.by_stream: dict[int, FreeBlocks] = {}
 
     def free_blocks(self, stream: int) -> FreeBlocks:
-        """Return the free blocks of a stream."""
         free_blocks = self.by_stream.get(stream)
         if free_blocks is None:
             free_blocks = self.by_stream[stream] = self._free_blocks_type(
@@ -302,7 +298,6 @@ class Segments(dict[int, Segment]):
         super().__setitem__(ptr, segment)
 
     def block_at(self, ptr: int) -> Block | None:
-        """Return the block that contains an address, or None."""
         for segment in self.values():
             if segment.ptr <= ptr < segment.ptr + segment.size:
                 return next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
@@ -342,7 +337,6 @@ class MappedRange(Segment):
 
     @property
     def end(self) -> int:
-        """The first address after the range."""
         return self.ptr + self.size
 
     def releasable_bytes(self, block: Block) -> int:
@@ -383,11 +377,9 @@ class StreamSegments:
         return None
 
     def add_unmapped(self, block: Block) -> None:
-        """Insert an unmapped block."""
         insort(self.unmapped_blocks, block, key=_address_of)
 
     def remove_unmapped(self, block: Block) -> None:
-        """Remove an unmapped block."""
         del self.unmapped_blocks[bisect_left(self.unmapped_blocks, block.ptr, key=_address_of)]
 
 

@@ -72,14 +72,40 @@ def restore(
     Raises PoolError, and changes nothing, if segments were released, other streams use the pool's blocks, or
     another thread is freeing one of them.
     """
-    _check_restorable(engine, state)
-    old_blocks = _remove_live_blocks(engine, live_blocks, state.pool)
+    segments = engine.segments.of_pool(state.pool)
+    for segment in segments:
+        _check_unused(segment, allow_stream_uses=False)
+    sizes = {int(segment.ptr): segment.size for segment in segments}
+    for block_states in state.segments:
+        address = block_states[0].address
+        if sizes.get(address, 0) < sum(block_state.size_bytes for block_state in block_states):
+            raise PoolError(
+                f"the segment at {address:#x} of private pool {state.pool} was released",
+                hint="hold the pool from the checkpoint until the restore",
+            )
+    old_blocks = engine.segments.allocated_blocks(state.pool)
+    for index, block in enumerate(old_blocks):
+        if live_blocks.pop(block.ptr, None) is None:
+            live_blocks.update((block.ptr, block) for block in old_blocks[:index])
+            raise PoolError(
+                f"the block at {block.ptr:#x} is being freed by another thread",
+                hint="do not use the pool in other threads during the restore",
+            )
     freed_addresses = tuple(int(block.ptr) for block in old_blocks)
     for block in old_blocks:
         free_live_block(block, stack)
     created_addresses: list[int] = []
     for block_states in state.segments:
-        new_blocks = _divide_segment(engine, block_states, stack)
+        # Divide the free segment into the blocks of the checkpoint, all allocated. Split as at the
+        # checkpoint, even if the settings were changed afterwards.
+        rest_block = engine.segments[Ptr(block_states[0].address)].first_block
+        new_blocks: list[Block] = []
+        for block_state in block_states:
+            size = block_state.size_bytes
+            rest_block.free_blocks.remove(rest_block)
+            engine.alloc_found_block(rest_block, size, size, stack, splits=rest_block.size > size)
+            new_blocks.append(rest_block)
+            rest_block = rest_block.next or rest_block
         for block, block_state in zip(new_blocks, block_states, strict=True):
             if block_state.allocated:
                 live_blocks[block.ptr] = block
@@ -87,21 +113,6 @@ def restore(
             else:
                 free_live_block(block, stack)
     return Restored(freed_addresses, tuple(created_addresses))
-
-
-def _check_restorable(engine: Engine, state: PoolState) -> None:
-    segments = engine.segments.of_pool(state.pool)
-    for segment in segments:
-        _check_unused(segment, allow_stream_uses=False)
-    segment_sizes = {int(segment.ptr): segment.size for segment in segments}
-    for block_states in state.segments:
-        if segment_sizes.get(block_states[0].address, 0) < sum(
-            block_state.size_bytes for block_state in block_states
-        ):
-            raise PoolError(
-                f"the segment at {block_states[0].address:#x} of private pool {state.pool} was released",
-                hint="hold the pool from the checkpoint until the restore",
-            )
 
 
 def _check_unused(segment: Segment, *, allow_stream_uses: bool) -> None:
@@ -116,35 +127,3 @@ def _check_unused(segment: Segment, *, allow_stream_uses: bool) -> None:
                 f"other streams use the block at {block.ptr:#x} of private pool {segment.pool.id}",
                 hint="synchronize them, then call empty_cache()",
             )
-
-
-def _remove_live_blocks(engine: Engine, live_blocks: dict[int, Block], pool: PoolId) -> list[Block]:
-    """Remove the blocks of a pool from the live blocks, and return them.
-
-    Raises PoolError if another thread is freeing one of them.
-    """
-    blocks = engine.segments.allocated_blocks(pool)
-    for block_index, block in enumerate(blocks):
-        if live_blocks.pop(block.ptr, None) is None:
-            live_blocks.update((block.ptr, block) for block in blocks[:block_index])
-            raise PoolError(
-                f"the block at {block.ptr:#x} is being freed by another thread",
-                hint="do not use the pool in other threads during the restore",
-            )
-    return blocks
-
-
-def _divide_segment(
-    engine: Engine, block_states: tuple[BlockState, ...], stack: RawStack | None
-) -> list[Block]:
-    """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
-    rest_block = engine.segments[Ptr(block_states[0].address)].first_block
-    new_blocks: list[Block] = []
-    for block_state in block_states:
-        rest_block = new_blocks[-1].next or rest_block if new_blocks else rest_block
-        rest_block.free_blocks.remove(rest_block)
-        # Split as at the checkpoint, even if the settings were changed afterwards.
-        should_split, block_bytes = rest_block.size > block_state.size_bytes, block_state.size_bytes
-        engine.alloc_found_block(rest_block, block_bytes, block_bytes, stack, splits=should_split)
-        new_blocks.append(rest_block)
-    return new_blocks

@@ -159,28 +159,24 @@ class ExpandableSegments:
         )
         for _, stream_segments in stream_groups:
             for block in list(stream_segments.free_blocks):
-                if block.expandable_segment is not None:
-                    self._unmap_pages(block, block.expandable_segment, stack)
+                segment = block.expandable_segment
+                if segment is None:
+                    continue
+                begin, end = segment.pages_within(block)
+                if begin == end:
+                    continue
+                # Neither cuMemUnmap nor cuMemRelease waits for work that uses the memory.
+                self._pages.sync_stream(block.stream)
+                self._pages.unmap(begin, end - begin)
+                event_stack = stack or (segment.stack if block.ptr == segment.ptr else None)
+                segment.unmap(block, begin, end)
+                self._record_mapped(begin, begin - end, block, event_stack)
         for stream, stream_segments in stream_groups:
             for segment in [segment for segment in stream_segments.segments if not segment.ranges]:
                 self._pages.unreserve(segment.ptr, segment.size)
                 segment.remove_from_stream()
             if not stream_segments.segments:
                 del self._stream_segments[pool, stream]
-
-    def _unmap_pages(
-        self, block: Block, segment: ExpandableSegment, stack: RawStack | None
-    ) -> None:
-        """Release the pages that lie completely in a free block."""
-        begin_address, end_address = segment.pages_within(block)
-        if begin_address == end_address:
-            return
-        # Neither cuMemUnmap nor cuMemRelease waits for work that uses the memory.
-        self._pages.sync_stream(block.stream)
-        self._pages.unmap(begin_address, end_address - begin_address)
-        event_stack = stack or (segment.stack if block.ptr == segment.ptr else None)
-        segment.unmap(block, begin_address, end_address)
-        self._record_mapped(begin_address, begin_address - end_address, block, event_stack)
 
 
 def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:

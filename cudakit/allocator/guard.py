@@ -70,7 +70,6 @@ class Guard:
 
     @contextmanager
     def unlocked(self) -> Iterator[None]:
-        """Release the lock during a ``with`` block."""
         self.leave()
         try:
             yield
@@ -112,7 +111,6 @@ class Guard:
                 watcher()
 
     def queue_free(self, *free_arguments: Any) -> None:
-        """Queue a free that could not acquire the lock."""
         self.queued_frees.append(free_arguments)
         # The thread with the lock may have released the lock before the queue contained this free.
         self.drain_queue()

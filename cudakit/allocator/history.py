@@ -87,7 +87,6 @@ class Events:
         self.ring: list[TraceEvent] = []  # If full, the next event replaces item count % maxlen.
 
     def append(self, event: TraceEvent) -> None:
-        """Append an event. If the ring is full, the event replaces the oldest one."""
         if len(self.ring) < self.maxlen:
             self.ring.append(event)
         else:
@@ -133,7 +132,6 @@ class History:
 
     @property
     def overflowed(self) -> bool:
-        """Whether old events were dropped."""
         return self._lost_old_events or self.events.count > self.events.maxlen
 
     def configure(
@@ -169,7 +167,6 @@ class History:
         stack: RawStack | None,
         pool: PoolId = DEFAULT_POOL,
     ) -> None:
-        """Append an event."""
         if action in self.skipped_actions:
             return
         event_stack = stack if self.level >= _TRACE_LEVEL else None
@@ -200,21 +197,9 @@ class History:
             self.metadata = text
 
     def annotate(self, block: Block, stack: RawStack | None, text: str) -> None:
-        """Append an event with a text about a live block."""
         event_stack = stack if self.level >= _TRACE_LEVEL else None
-        time_ns = perf_counter_ns()
-        self.events.append(
-            (
-                ANNOTATE,
-                block.ptr,
-                block.requested,
-                block.stream,
-                time_ns,
-                event_stack,
-                block.pool.id,
-                text,
-            )
-        )
+        place = block.ptr, block.requested, block.stream, perf_counter_ns()
+        self.events.append((ANNOTATE, *place, event_stack, block.pool.id, text))
 
     def mark(self, name: str, stage: Stage) -> None:
         """Record that a named range of the program begins or ends."""
@@ -257,30 +242,21 @@ class Stacks:
             return []
         frames = self._stacks.get(stack)
         if frames is None:
-            code_offset_pairs = zip(stack[::2], stack[1::2], strict=True)
-            frames = [
-                self._frame(*cast("tuple[CodeType, int]", code_offset_pair))
-                for code_offset_pair in code_offset_pairs
-            ]
-            self._stacks[stack] = frames
+            pairs = cast(
+                "Iterator[tuple[CodeType, int]]", zip(stack[::2], stack[1::2], strict=True)
+            )
+            frames = self._stacks[stack] = [self._frame(code, offset) for code, offset in pairs]
         return frames
 
     def _frame(self, code: CodeType, offset: int) -> dict[str, str | int]:
-        cached_frame = self._frames.get((code, offset))
-        if cached_frame is None:
-            line = self._line(code, offset)
-            cached_frame = {"name": code.co_name, "filename": code.co_filename, "line": line}
-            self._frames[code, offset] = cached_frame
-        return cached_frame
-
-    def _line(self, code: CodeType, offset: int) -> int:
-        if code not in self._lines:
-            starts_with_lines = [
-                (start_offset, line or 0) for start_offset, _, line in code.co_lines()
-            ]
-            self._lines[code] = (
-                [start_offset for start_offset, _ in starts_with_lines],
-                [line for _, line in starts_with_lines],
-            )
-        starts, lines = self._lines[code]
-        return lines[bisect_right(starts, offset) - 1] if offset >= 0 else code.co_firstlineno
+        frame = self._frames.get((code, offset))
+        if frame is None:
+            if code not in self._lines:
+                starts = [(start, line or 0) for start, _, line in code.co_lines()]
+                self._lines[code] = [start for start, _ in starts], [line for _, line in starts]
+            starts_of_lines, lines = self._lines[code]
+            index = bisect_right(starts_of_lines, offset) - 1
+            line = lines[index] if offset >= 0 else code.co_firstlineno
+            frame = {"name": code.co_name, "filename": code.co_filename, "line": line}
+            self._frames[code, offset] = frame
+        return frame

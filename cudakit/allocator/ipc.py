@@ -114,26 +114,25 @@ class SharedMemory:
             fields["page_bytes"],
             tuple(_read_handle(handle_text, process) for handle_text in handles),
         )
-        shared_memory._check_handles()
+        # Handles and sizes that ``share`` of an allocator never returns are refused.
+        handle_types = {type(handle) for handle in shared_memory.handles}
+        end_bytes = shared_memory.offset_bytes + shared_memory.size_bytes
+        if shared_memory.page_bytes:
+            opened_bytes = len(shared_memory.handles) * shared_memory.page_bytes
+            is_inside = end_bytes <= opened_bytes <= _MAX_INTEGER
+            is_valid = is_inside and len(handle_types) == 1 and bytes not in handle_types
+        else:
+            is_valid = handle_types == {bytes} and len(shared_memory.handles) == 1
+        if not is_valid or not shared_memory.size_bytes:
+            handle_type = ", ".join(sorted(handle_type.__name__ for handle_type in handle_types))
+            raise _invalid_field(
+                "handles",
+                f"{len(shared_memory.handles)} ({handle_type}) for {shared_memory.size_bytes} bytes",
+            )
         return shared_memory
 
     def __reduce__(self) -> tuple[Callable[[str], SharedMemory], tuple[str]]:
         return SharedMemory.from_text, (self.as_text(),)
-
-    def _check_handles(self) -> None:
-        """Raise InputError for handles and sizes that ``share`` of an allocator never returns."""
-        handle_types = {type(handle) for handle in self.handles}
-        if self.page_bytes:
-            opened_bytes = len(self.handles) * self.page_bytes
-            is_inside = self.offset_bytes + self.size_bytes <= opened_bytes <= _MAX_INTEGER
-            is_valid = is_inside and len(handle_types) == 1 and bytes not in handle_types
-        else:
-            is_valid = handle_types == {bytes} and len(self.handles) == 1
-        if not is_valid or not self.size_bytes:
-            handle_type = ", ".join(sorted(handle_type.__name__ for handle_type in handle_types))
-            raise _invalid_field(
-                "handles", f"{len(self.handles)} ({handle_type}) for {self.size_bytes} bytes"
-            )
 
 
 def _handle_text(handle: Handle) -> str:
@@ -237,7 +236,18 @@ class IpcRegistry:
 
     def open_memory(self, shared_memory: SharedMemory) -> ImportedHandle:
         """Open shared memory, unless it is open already. Raises the errors of ``open_shared``."""
-        self._check_openable(shared_memory)
+        if shared_memory.process == self._gpu.process:
+            raise UsageError(
+                "this process shared the memory itself, and CUDA opens memory of other processes only",
+                hint="use the shared address",
+            )
+        is_fabric = isinstance(shared_memory.handles[0], FabricHandle)
+        if not is_fabric and shared_memory.device != self.device_uuid:
+            raise UsageError(
+                f"the memory belongs to device {shared_memory.device},"
+                f" and this allocator to {self.device_uuid}",
+                hint="open it with an allocator of that device",
+            )
         self._close_unused_handles()
         key = (shared_memory.process, shared_memory.page_bytes, shared_memory.handles)
         with self._lock:
@@ -292,22 +302,6 @@ class IpcRegistry:
         self._unused_handles.append(closing_calls)
         self._close_unused_handles()  # A finalizer cannot report a failure, but the next call tries again.
 
-    def _check_openable(self, shared_memory: SharedMemory) -> None:
-        if shared_memory.process == self._gpu.process:
-            raise UsageError(
-                "this process shared the memory itself, and CUDA opens memory of other processes only",
-                hint="use the shared address",
-            )
-        if (
-            not isinstance(shared_memory.handles[0], FabricHandle)
-            and shared_memory.device != self.device_uuid
-        ):
-            raise UsageError(
-                f"the memory belongs to device {shared_memory.device},"
-                f" and this allocator to {self.device_uuid}",
-                hint="open it with an allocator of that device",
-            )
-
     def _open_handles(self, shared_memory: SharedMemory) -> tuple[int, _ClosingCalls]:
         """Open handles; return the address of the memory, and the calls that close the handles.
 
@@ -332,19 +326,16 @@ class IpcRegistry:
         mapped_bytes = 0
         try:
             for handle in handles:
-                self._map_page(Ptr(ptr + mapped_bytes), page_bytes, handle)
+                backing = self._gpu.import_backing(cast("ShareableHandle", handle))
+                try:
+                    self._gpu.map(Ptr(ptr + mapped_bytes), backing, page_bytes)
+                finally:  # Mapped memory exists without its handle.
+                    self._clean_up(partial(self._gpu.release, backing))
                 mapped_bytes += page_bytes
         except BaseException:
             if mapped_bytes:
                 self._clean_up(partial(self._gpu.unmap, ptr, mapped_bytes))
             raise
-
-    def _map_page(self, ptr: Ptr, page_bytes: int, handle: Handle) -> None:
-        backing = self._gpu.import_backing(cast("ShareableHandle", handle))
-        try:
-            self._gpu.map(ptr, backing, page_bytes)
-        finally:  # Mapped memory exists without its handle.
-            self._clean_up(partial(self._gpu.release, backing))
 
     def _clean_up(self, cleanup_call: Callable[[], None]) -> None:
         """Perform a clean-up call now; if the driver refuses, repeat the call later."""

@@ -111,25 +111,28 @@ class Monitors:
         try:
             for monitor in list(self._monitors):
                 value_bytes = self._current_total(monitor.metric)
-                if not monitor.has_ended and monitor.update(value_bytes):
-                    self._report_crossing(monitor, value_bytes)
+                if monitor.has_ended or not monitor.update(value_bytes):
+                    continue
+                try:
+                    monitor.callback(
+                        Crossing(
+                            monitor.metric,
+                            monitor.is_above,
+                            value_bytes,
+                            monitor.threshold_bytes,
+                            self._device,
+                        )
+                    )
+                except Exception as error:  # noqa: BLE001  # The caller of the allocator did not cause it.
+                    # Reported as Python reports the exceptions of finalizers.
+                    sys.unraisablehook(
+                        SimpleNamespace(
+                            exc_type=type(error),
+                            exc_value=error,
+                            exc_traceback=error.__traceback__,
+                            err_msg="Exception ignored in a memory monitor",
+                            object=monitor.callback,
+                        )
+                    )
         finally:
             self._callback_lock.release()
-
-    def _report_crossing(self, monitor: Monitor, value_bytes: int) -> None:
-        crossing = Crossing(
-            monitor.metric, monitor.is_above, value_bytes, monitor.threshold_bytes, self._device
-        )
-        try:
-            monitor.callback(crossing)
-        except Exception as error:  # noqa: BLE001  # The caller of the allocator did not cause it.
-            # Reported as Python reports the exceptions of finalizers.
-            sys.unraisablehook(
-                SimpleNamespace(
-                    exc_type=type(error),
-                    exc_value=error,
-                    exc_traceback=error.__traceback__,
-                    err_msg="Exception ignored in a memory monitor",
-                    object=monitor.callback,
-                )
-            )

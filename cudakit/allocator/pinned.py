@@ -124,14 +124,12 @@ class HostPool(FreeBlocks):
 
     @property
     def is_private(self) -> bool:
-        """Whether the pool is a private pool."""
         return self.pool_id != DEFAULT_POOL
 
     def __bool__(self) -> bool:
         return any(self._bins.values())
 
     def __iter__(self) -> Iterator[Block]:
-        """Iterate over the free blocks."""
         for bin_index in sorted(self._bins):
             yield from self._bins[bin_index]
 
@@ -147,7 +145,6 @@ class HostPool(FreeBlocks):
         self._bins[bin_of(block.size)].append(block)
 
     def remove(self, block: Block) -> None:
-        """Remove a free block."""
         block.is_free = False
         self._bins[bin_of(block.size)].remove(block)
 
@@ -174,7 +171,6 @@ class Reserve:
         self._carved_bytes = 0
 
     def contains(self, block: Block) -> bool:
-        """Return whether a block is a part of the reserve."""
         return self.ptr <= block.ptr < self.ptr + self.size
 
     def carve(self, size: int) -> int | None:
@@ -250,7 +246,12 @@ class CachingHostAllocator:
         stack = gather_stack() if self._history.level else None
         allocator_stream = None if stream is None else stream_number(stream)
         with self._guard:
-            pool = self._pool_of_request(allocator_stream)
+            pool_id = DEFAULT_POOL
+            if self._holders:
+                pool_id = self._holders.pool_id_of_request(allocator_stream)
+            if pool_id not in self._pools:
+                self._pools[pool_id] = self._new_pool(pool_id)
+            pool = self._pools[pool_id]
             if pool.is_private or not self.settings.pinned_use_background_threads:
                 pool.pending_frees.process_events()
             block_bytes = self._rounded(size_bytes)
@@ -328,7 +329,16 @@ class CachingHostAllocator:
         with self._guard:
             self._default_pool.pending_frees.synchronize()
             self._release_cached(None, waits_for_streams=True)
-            self._release_reserve()
+            used_blocks = [*self._live_blocks.values(), *self._default_pool.kept_for_graphs]
+            for pool in self._pools.values():
+                if pool.is_private:
+                    used_blocks += pool.all_blocks()
+            if self._reserve is not None and not any(map(self._is_reserved, used_blocks)):
+                self._return_memory(self._reserve.ptr)
+                for block in list(filter(self._is_reserved, self._default_pool)):
+                    self._default_pool.remove(block)
+                    self._stats.count_released(block.size)
+                self._reserve = None
             self._default_pool.pending_frees.close()
 
     # Methods for the settings and for captures.
@@ -440,13 +450,6 @@ class CachingHostAllocator:
             return host_snapshot(blocks, self._history)
 
     # The blocks. The caller holds the guard.
-
-    def _pool_of_request(self, stream: int | None) -> HostPool:
-        """Return the pool of a request of this thread."""
-        pool_id = self._holders.pool_id_of_request(stream) if self._holders else DEFAULT_POOL
-        if pool_id not in self._pools:
-            self._pools[pool_id] = self._new_pool(pool_id)
-        return self._pools[pool_id]
 
     def _is_held(self, pool: HostPool) -> bool:
         """Return whether a pool has holders: it may get requests, or a graph may use its memory."""
@@ -611,22 +614,7 @@ class CachingHostAllocator:
                 SEGMENT_FREE, block.ptr, block.size, _NO_STREAM, stack, pool.pool_id
             )
 
-    def _release_reserve(self) -> None:
-        """Return the reserve to the driver, unless a block of it is in use. Raises CudaError."""
-        used_blocks = [*self._live_blocks.values(), *self._default_pool.kept_for_graphs]
-        for pool in self._pools.values():
-            if pool.is_private:
-                used_blocks += pool.all_blocks()
-        if self._reserve is None or any(map(self._is_reserved, used_blocks)):
-            return
-        self._return_memory(self._reserve.ptr)
-        for block in [block for block in self._default_pool if self._is_reserved(block)]:
-            self._default_pool.remove(block)
-            self._stats.count_released(block.size)
-        self._reserve = None
-
     def _return_memory(self, ptr: int) -> None:
-        """Return memory to the driver. Raises CudaError."""
         begin_ns = perf_counter_ns()
         try:
             self._upstream.free(ptr)

@@ -74,7 +74,6 @@ class PrivatePools:
         return iter(list(self._pools.values()))
 
     def issue_id(self, *, for_graph: bool) -> PoolId:
-        """Return a new pool id."""
         self._last_issued_numbers[for_graph] += 1
         pool_number = self._last_issued_numbers[for_graph]
         return (pool_number, 0) if for_graph else (0, pool_number)
@@ -153,7 +152,6 @@ class PrivatePools:
         pool.holder_count -= 1
 
     def drop_pool(self, pool: PrivatePool) -> None:
-        """Remove a pool without segments."""
         del self._pools[pool.id]
 
     def begin_route(self, pool_id: PoolId, matches: StreamFilter) -> None:

@@ -53,22 +53,18 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def increase(self, amount: int = 1) -> None:
-        """Increase the current value."""
         self.current += amount
         self.allocated += amount
         self.peak = max(self.peak, self.current)
 
     def decrease(self, amount: int = 1) -> None:
-        """Decrease the current value."""
         self.current -= amount
         self.freed += amount
 
     def reset_peak(self) -> None:
-        """Set the peak to the current value."""
         self.peak = self.current
 
     def reset_sums(self) -> None:
-        """Set the sums to 0."""
         self.allocated = self.freed = 0
 
     def read(self, name: str) -> Iterator[_NamedValue]:
@@ -112,11 +108,9 @@ class Peaks:
         self.active_peak = self.active_bytes_peak = 0
 
     def peak(self, name: str) -> int:
-        """Return the peak of a statistic."""
         return self._read(name, f"{name}_peak")
 
     def set_peak(self, name: str, peak_value: int) -> None:
-        """Set the peak of a statistic."""
         setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak", peak_value)
 
     def _read(self, name: str, attribute: str) -> int:
@@ -142,7 +136,6 @@ class PoolStats(Peaks):
         self.values_at_reset = dict.fromkeys((*_COUNTED_NAMES, "pending", "pending_bytes"), 0)
 
     def current(self, name: str) -> int:
-        """Return the current value of a statistic."""
         return self._read(name, name)
 
     def sum_of_increases(self, name: str) -> int:
@@ -160,7 +153,6 @@ class PoolStats(Peaks):
         return self.block_counters.allocated_bytes + self.pending_bytes
 
     def count_alloc(self, size: int, requested_bytes: int) -> None:
-        """Count an allocated block."""
         counters, others = self.block_counters, self.other_pools.block_counters
         peaks = self.all_pools.block_counters
         counters.allocation = count = counters.allocation + 1
@@ -249,7 +241,6 @@ class PoolStats(Peaks):
             self.all_pools.set_peak(name, self.current(name) + self.other_pools.current(name))
 
     def reset_sums(self) -> None:
-        """Set all sums to 0."""
         for name in _COUNTED_NAMES:
             setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
         self.values_at_reset = {name: self.current(name) for name in self.values_at_reset}
@@ -337,7 +328,6 @@ class DeviceStats:
             stat.reset_peak()
 
     def reset_sums(self) -> None:
-        """Set every sum to 0 (torch.cuda.reset_accumulated_memory_stats)."""
         for pool in (self.small, self.large):
             pool.reset_sums()
         for _, stat in self._stats():
@@ -416,7 +406,6 @@ class HostStats:
         self.num_invalid_frees = 0
 
     def count_alloc(self, size: int) -> None:
-        """Count an allocated block."""
         block_count, total_bytes = self.active_by_bin[bin_of(size)]
         block_count.increase(1)
         total_bytes.increase(size)
@@ -462,7 +451,6 @@ class HostStats:
             stat.reset_peak()
 
     def reset_sums(self) -> None:
-        """Set every sum to 0 (torch.cuda.reset_accumulated_host_memory_stats)."""
         for stat in self._all_statistics():
             stat.reset_sums()
 

@@ -272,8 +272,23 @@ class GpuPages:
         del self._reserved_ranges[ptr]
 
     def map(self, ptr: int, page_bytes: int, page_count: int) -> None:
+        mapped_bytes = 0
+        backings: list[Backing] = []
         with self._gpu.relaxed():
-            self._map_pages(ptr, page_bytes, page_count)
+            try:
+                for _ in range(page_count):
+                    backings.append(self._create_backing(page_bytes))  # noqa: PERF401  # a call may fail
+                for backing in backings:
+                    self._gpu.map(Ptr(ptr + mapped_bytes), backing, page_bytes)
+                    mapped_bytes += page_bytes
+                for device in self.peers:
+                    self._gpu.set_access(Ptr(ptr), mapped_bytes, device)
+            except BaseException:
+                if mapped_bytes:
+                    self._gpu.unmap(Ptr(ptr), mapped_bytes)
+                raise
+            finally:
+                self._release_backings(backings)
         page_addresses = range(ptr, ptr + page_count * page_bytes, page_bytes)
         self._mapped_pages.update(dict.fromkeys(page_addresses, page_bytes))
 
@@ -283,17 +298,17 @@ class GpuPages:
         while ptr < end:
             ptr += self._mapped_pages.pop(ptr)
         self._revoke_handles(
-            [
-                page_address
-                for page_address in self._exported_handles
-                if end - size_bytes <= page_address < end
-            ]
+            [page for page in self._exported_handles if end - size_bytes <= page < end]
         )
 
     def release_all(self) -> None:
         """Unmap all pages and free all reserved addresses; see GpuUpstream.release_all."""
         if self._mapped_pages:
-            self._wait_for_all_work()
+            # A cuMemFree waits for the device, and does not invalidate captures, unlike cuCtxSynchronize.
+            try:
+                self._gpu.free(self._gpu.malloc(1))
+            except CudaError:  # The device has no memory for this byte.
+                self._gpu.sync()
         for ptr, size_bytes in list(self._mapped_pages.items()):
             with suppress(CudaError):
                 self.unmap(ptr, size_bytes)
@@ -301,13 +316,6 @@ class GpuPages:
             with suppress(CudaError):
                 self.unreserve(ptr, size_bytes)
         self._run_cleanup([])
-
-    def _wait_for_all_work(self) -> None:
-        """Wait for the device by a cuMemFree, which does not invalidate captures, unlike cuCtxSynchronize."""
-        try:
-            self._gpu.free(self._gpu.malloc(1))
-        except CudaError:  # The device has no memory for this byte.
-            self._gpu.sync()
 
     def sync_stream(self, stream: int) -> None:
         # A negative number is the default stream of a thread. Another thread cannot name this stream, so the
@@ -369,36 +377,8 @@ class GpuPages:
 
     def _revoke_handles(self, page_addresses: list[int]) -> None:
         self._run_cleanup(
-            [
-                partial(self._gpu.revoke, self._exported_handles.pop(page_address))
-                for page_address in page_addresses
-            ]
+            [partial(self._gpu.revoke, self._exported_handles.pop(page)) for page in page_addresses]
         )
-
-    def _map_pages(self, ptr: int, page_bytes: int, page_count: int) -> None:
-        mapped_bytes, backings = 0, self._create_backings(page_bytes, page_count)
-        try:
-            for backing in backings:
-                self._gpu.map(Ptr(ptr + mapped_bytes), backing, page_bytes)
-                mapped_bytes += page_bytes
-            for device in self.peers:
-                self._gpu.set_access(Ptr(ptr), mapped_bytes, device)
-        except BaseException:
-            if mapped_bytes:
-                self._gpu.unmap(Ptr(ptr), mapped_bytes)
-            raise
-        finally:
-            self._release_backings(backings)
-
-    def _create_backings(self, page_bytes: int, page_count: int) -> list[Backing]:
-        backings: list[Backing] = []
-        try:
-            for _ in range(page_count):
-                backings.append(self._create_backing(page_bytes))  # noqa: PERF401  # a call may fail
-        except BaseException:
-            self._release_backings(backings)
-            raise
-        return backings
 
     def _create_backing(self, page_bytes: int) -> Backing:
         """Create memory with the first kind of handle that is available.

@@ -164,7 +164,9 @@ class CachingAllocator(DeviceCachingAllocator):
         try:
             super().close()
         finally:
-            self._retire(_closed_error)
+            self._retire(
+                partial(EnvironmentUnusable, "this allocator was closed", hint="create another one")
+            )
             if self._owns_gpu:
                 self._finalizers[0]()
 
@@ -276,11 +278,6 @@ class CachingAllocator(DeviceCachingAllocator):
         if (pinned := self._opened_pinned) is not None:
             pinned.__dict__.update(ignoring_methods | {"free": _do_nothing, "alloc": refuse})
 
-    def _ignore_frees(self) -> None:
-        self._set_slow("retired", is_on=True)
-        if self._opened_pinned is not None:
-            self._opened_pinned.__dict__["free"] = _do_nothing
-
 
 def _open_device(device: int | str | Gpu | None) -> tuple[Gpu, int, bool]:
     """Return the device, its ordinal, and whether this function opened it."""
@@ -319,7 +316,9 @@ def _ignore_frees_at_exit(allocator_reference: weakref.ref[CachingAllocator]) ->
     """Ignore frees from now on: the driver may be unloaded before the last free."""
     allocator = allocator_reference()
     if allocator is not None:
-        allocator._ignore_frees()
+        allocator._set_slow("retired", is_on=True)
+        if allocator._opened_pinned is not None:
+            allocator._opened_pinned.__dict__["free"] = _do_nothing
 
 
 def _disable_in_child(allocator_reference: weakref.ref[CachingAllocator]) -> None:
@@ -335,7 +334,3 @@ def _disable_in_child(allocator_reference: weakref.ref[CachingAllocator]) -> Non
 
 def _do_nothing(*_: object, **__: object) -> None:
     pass
-
-
-def _closed_error() -> Exception:
-    return EnvironmentUnusable("this allocator was closed", hint="create another one")

@@ -270,11 +270,9 @@ class PreparedTransfer:
         return verification(float(wrong_bytes > 0), 0.0, "the content of the file", detail)
 
     def close(self) -> None:
-        """Close the file, end the threads and free the memory."""
         self._cleanup.close()
 
     def _transfer_of_thread(self, route: Route, buffer: Ptr, offsets: list[int]) -> None:
-        """Perform the transfers of one thread."""
         transfer = self._transfer
         transfer_data = route.read if transfer.direction == "read" else route.write
         for position, offset in enumerate(offsets):

@@ -323,7 +323,6 @@ class CollectiveWorkload:
 
     @property
     def rank_count(self) -> int:
-        """Number of ranks."""
         return len(self.group.channels)
 
     @property
@@ -333,7 +332,6 @@ class CollectiveWorkload:
 
     @property
     def bus_factor(self) -> float:
-        """Bus bandwidth divided by algorithm bandwidth."""
         return bus_factor(self.collective.operation, self.rank_count)
 
     @property

@@ -177,7 +177,6 @@ class Connection:
 
     @property
     def local_host(self) -> str:
-        """Address of this end of the connection."""
         return str(self._socket.getsockname()[0])
 
     def send(self, message: Mapping[str, object]) -> None:

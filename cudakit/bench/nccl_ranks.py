@@ -126,7 +126,6 @@ class RankGroup:
         self._pending_work: list[Execution] = []  # Executions that no request contains yet.
 
     def new_id(self) -> int:
-        """Return an unused id for an operation or a graph."""
         self._last_object_id += 1
         return self._last_object_id
 
@@ -180,7 +179,6 @@ class RankGroup:
         return CollectiveError(self.failure, hint=hint)
 
     def close(self) -> None:
-        """End all ranks, and wait for them."""
         if not self.failure:
             for channel in self.channels:
                 channel.send(close_message())
@@ -260,7 +258,6 @@ class GroupTimer:
         raise Unsupported("L2 cannot be flushed for collectives", hint="add --cache rotate")
 
     def capture(self, work: Enqueue) -> CapturedWork:
-        """Capture work in a graph on every rank."""
         group = self._group
         group.execute_pending_work()
         work(self.stream)
@@ -274,7 +271,6 @@ class GroupTimer:
         return CapturedWork(lambda _: group.enqueue(_GRAPH, graph_id), destroy_graph)
 
     def close(self) -> None:
-        """Release the stream."""
         self.gpu.destroy_stream(self.stream)
 
 
@@ -391,7 +387,6 @@ class _Requests:
     def prepare(
         self, operation_id: int, library: str, collective: Sequence[Any], in_place: bool, seed: int
     ) -> None:
-        """Allocate one buffer set of an operation."""
         name, element, element_count = collective
         self._operations[operation_id] = _Operation(
             self._gpu,
@@ -410,7 +405,6 @@ class _Requests:
         self._operations[operation_id].rotate(set_count)
 
     def execute(self, work: Sequence[Execution]) -> None:
-        """Execute a list of operations without timing them."""
         self._enqueue(work, self._timer.stream)
         self._wait(self._timer.stream)
 
@@ -436,11 +430,9 @@ class _Requests:
         return [reading.time_s, reading.sm_clock_hz, reading.valid]
 
     def capture(self, graph_id: int, work: Sequence[Execution]) -> None:
-        """Capture a list of operations in a CUDA graph."""
         self._graphs[graph_id] = self._timer.capture(lambda stream: self._enqueue(work, stream))
 
     def destroy_graph(self, graph_id: int) -> None:
-        """Destroy a graph."""
         self._graphs.pop(graph_id).close()
 
     def verify(self, operation_id: int) -> list[int]:
@@ -448,7 +440,6 @@ class _Requests:
         return list(self._operations[operation_id].verify(self._timer.stream))
 
     def release(self, operation_id: int) -> None:
-        """Free the buffers of an operation."""
         self._operations.pop(operation_id).close()
 
     def _enqueue(self, work: Sequence[Execution], stream: Stream) -> None:
@@ -565,7 +556,6 @@ class _Operation:
         return wrong_count, word_count
 
     def close(self) -> None:
-        """Free the memory."""
         self._cleanup.close()
 
     def _allocate_set(self) -> _BufferSet:
@@ -625,7 +615,6 @@ class Pattern:
     begin: int  # Index of the first element within the period.
 
     def elements(self, count: int) -> Bits:
-        """Return the bits of the first ``count`` elements."""
         return np.take(self.period, np.arange(self.begin, self.begin + count), mode="wrap")
 
 

@@ -131,7 +131,6 @@ class FleetFigure:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether the figure is a rate, not a time."""
         return self.unit != "s"
 
 
@@ -261,7 +260,6 @@ class PeerStatistics:
     limit: float  # Worst value that is no outlier.
 
     def has_outlier(self, value: float, *, higher_is_better: bool) -> bool:
-        """Return whether a value is worse than the limit."""
         return value < self.limit if higher_is_better else value > self.limit
 
 

@@ -105,7 +105,6 @@ class RayTask:
             raise _failure(self._ray.exceptions, error) from error
 
     def cancel(self) -> None:
-        """End the process of the task."""
         try:
             self._ray.cancel(self.generator, force=True)
         except self._ray.exceptions.RayError:
@@ -491,7 +490,6 @@ class _Fleet:
         self._options = options
 
     def describe(self, run: _HostRun) -> None:
-        """Ask a host for its facts."""
         options = self._options
         run.task = self._cluster.submit(options.describe, run.host, *options.arguments, gpus=0)
         run.deadline_s = time.monotonic() + options.timeout_s
@@ -554,7 +552,6 @@ class _Fleet:
         run.deadline_s = time.monotonic() + self._options.timeout_s
 
     def _late_failure(self, run: _HostRun) -> TaskFailure:
-        """Return the failure of a task that is too late."""
         timeout_text = f"{self._options.timeout_s:g} s"
         if run.facts is None:
             return TaskFailure("host", f"no answer within {timeout_text}")

@@ -82,7 +82,6 @@ class FleetHost:
 
     @property
     def name(self) -> str:
-        """The name of the host."""
         return self.facts.name
 
 
@@ -194,7 +193,6 @@ class FleetRecords:
             raise UsageError(f"cannot write to {self.directory}", hint=hint)
 
     def write_host(self, facts: HostFacts) -> None:
-        """Write the facts about a host."""
         self._write(self._host_directory(facts.name) / _HOST_FILE, dump_facts(facts))
 
     def write_suite(self, host: str, gpu_index: int, text: str) -> None:
@@ -207,7 +205,6 @@ class FleetRecords:
         self._write(self._gpu_path(host, gpu_index), json.dumps({"error": error}) + "\n")
 
     def has_files(self) -> bool:
-        """Return whether the directory has a file of a host."""
         return any(self.directory.glob("*/*.json"))
 
     def has_result(self, facts: HostFacts, gpu_index: int, *, quick: bool) -> bool:

@@ -89,16 +89,13 @@ class FinalComparison:
             self._ratios_by_part[-1][finalist_index].append(ratio)
 
     def ranked_finalists(self) -> list[int]:
-        """Return the finalists, the fastest first."""
         return sorted(self.finalists, key=lambda number: median_or_inf(self._ratios(number)))
 
     def gain(self, finalist_index: int) -> float | None:
-        """Return the relative time saved compared with the default; None without samples."""
         ratios = self._ratios(finalist_index)
         return 1 - median_or_inf(ratios) if ratios else None
 
     def gain_interval(self, finalist_index: int) -> tuple[float, float] | None:
-        """Return the CI of the gain; None for too few samples."""
         interval = ratio_interval(
             self._ratios(finalist_index), FALSE_POSITIVE_RATE / len(self.finalists)
         )

@@ -280,7 +280,6 @@ class _Candidate:
     work: SampleWork | None = None
 
     def drop_work(self) -> None:
-        """Release the sample work; the next sample creates new work."""
         if self.work is not None:
             self.work.close()
             self.work = None
@@ -356,7 +355,6 @@ class AlgorithmTrials:
         return True
 
     def release(self, candidate_number: int) -> None:
-        """Release the resources of a candidate."""
         self._candidates.pop(candidate_number).close()
 
     def measure(self, ordered_numbers: Sequence[int]) -> Sequence[float]:
@@ -398,7 +396,6 @@ class AlgorithmTrials:
         return tuple(reading.time_s for reading in candidate_readings if reading and reading.valid)
 
     def close(self) -> None:
-        """Release the candidates and their buffers."""
         self._cleanup.close()
 
     def _allocate(self) -> PreparedGemm:

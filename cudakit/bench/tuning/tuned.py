@@ -96,7 +96,6 @@ class TunedGemm:
 
     @property
     def key(self) -> Key:
-        """The GEMM and settings of the search."""
         return self.gemm, self.settings
 
 
@@ -199,7 +198,6 @@ class TorchCsv:
 
     @property
     def text(self) -> str:
-        """The content of the file."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
