@@ -19,7 +19,6 @@ from cudakit.record.installed import (
     unique_directories,
 )
 from cudakit.record.preflight import (
-    Refusal,
     driver_version,
     refuse_other_tools,
     search_path,
@@ -101,8 +100,8 @@ def find_cupti(paths: SearchPaths) -> Cupti:
 
 def preflight_profile(
     python: str | None, *, paths: SearchPaths | None = None
-) -> ProfileFiles | Refusal:
-    """Check whether programs of an interpreter can be profiled on this machine.
+) -> ProfileFiles | EnvironmentUnusable:
+    """Check whether programs of an interpreter can be profiled on this machine; return the reason if not.
 
     ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. CUDA is not
     loaded into this process: CUPTI is tried in another process.
@@ -110,7 +109,7 @@ def preflight_profile(
     try:
         return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
-        return Refusal(error.message, error.hint)
+        return error
 
 
 def _find_files(python: str, paths: SearchPaths) -> ProfileFiles:

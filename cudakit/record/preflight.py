@@ -75,20 +75,10 @@ class RecorderFiles:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The reason why the program cannot be recorded, and a remedy."""
-
-    message: str
-    hint: str
-
-    def error(self) -> EnvironmentUnusable:
-        """Return the refusal as an exception."""
-        return EnvironmentUnusable(self.message, hint=self.hint)
-
-
-def preflight(python: str | None, *, paths: SearchPaths | None = None) -> RecorderFiles | Refusal:
-    """Check whether programs of an interpreter can be recorded on this machine.
+def preflight(
+    python: str | None, *, paths: SearchPaths | None = None
+) -> RecorderFiles | EnvironmentUnusable:
+    """Check whether programs of an interpreter can be recorded on this machine; return the reason if not.
 
     ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. ``paths``
     replaces the search paths of this process. CUDA is not loaded into this process: the recorder is tried
@@ -97,7 +87,7 @@ def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Record
     try:
         return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
-        return Refusal(error.message, error.hint)
+        return error
 
 
 def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:

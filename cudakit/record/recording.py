@@ -25,7 +25,7 @@ from cudakit.record.agent.torch_import import after_import, after_torch_import, 
 from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import Accesses, add_device_patches
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.record.preflight import RecorderFiles, Refusal, preflight
+from cudakit.record.preflight import RecorderFiles, preflight
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool
 
@@ -146,7 +146,7 @@ def begin(
     gpu: str = "auto",
     accesses: Accesses | None = None,
     on_missing: str = "refuse",
-    files_or_refusal: RecorderFiles | Refusal | None = None,
+    files_or_refusal: RecorderFiles | EnvironmentUnusable | None = None,
 ) -> Recording:
     """Start recording this process, before it uses CUDA.
 
@@ -202,7 +202,7 @@ def _profile_cuda(trace_directory: Path) -> CudaRecording:
     files = preflight_profile(None)
     if not isinstance(files, ProfileFiles):
         if device_count():
-            raise files.error()
+            raise files
         return NOT_RECORDED
     if _PROFILE_MODULE_NAME in sys.modules:
         raise UsageError(
@@ -244,7 +244,7 @@ def _nvtx_notes(other_tool: str) -> tuple[str, ...]:
 
 def _record_cuda(
     trace_directory: Path,
-    files_or_refusal: RecorderFiles | Refusal | None,
+    files_or_refusal: RecorderFiles | EnvironmentUnusable | None,
     accesses: Accesses | None,
 ) -> CudaRecording:
     """Start the recorder. If the recorder does not work and there is no CUDA device, record nothing."""
@@ -259,7 +259,7 @@ def _record_cuda(
     files_or_refusal = files_or_refusal or preflight(None)
     if not isinstance(files_or_refusal, RecorderFiles):
         if device_count():
-            raise files_or_refusal.error()
+            raise files_or_refusal
         return NOT_RECORDED
     files, note = add_device_patches(files_or_refusal, accesses, trace_directory)
     walker_address = frame_walker_address(files.frame_modules, watch_program_calls=True)

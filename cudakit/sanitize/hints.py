@@ -176,6 +176,19 @@ def _each_of(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"each of {_join_names(names)}"
 
 
+MEANINGS: Final = {
+    RaceKind.READ_AFTER_WRITE: "An operation reads memory that another one may still be writing.",
+    RaceKind.WRITE_AFTER_READ: "An operation overwrites memory that another one may still be reading.",
+    RaceKind.WRITE_AFTER_WRITE: "Two operations write the same memory in no defined order.",
+    RaceKind.USE_BEFORE_ALLOCATION: "Memory is used before its stream-ordered allocation completes.",
+    RaceKind.USE_AFTER_FREE: "Memory is freed while it may still be in use, or used after its free.",
+    RaceKind.REUSE: "A caching allocator reuses a block that another stream may still be using.",
+    RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
+}
+
+# Headings of the kinds of races whose names are too short to be clear.
+HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
+
 # The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer
 # argument.
 _RECEIVES_POINTER: Final = "receives a pointer to"

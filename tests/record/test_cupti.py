@@ -7,7 +7,6 @@ import pytest
 from cudakit.errors import EnvironmentUnusable
 from cudakit.record.cupti import find_cupti, preflight_profile
 from cudakit.record.installed import SearchPaths
-from cudakit.record.preflight import Refusal
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}.65.06  Release Build"
 
@@ -129,7 +128,7 @@ def test_variable_names_another_library(machine: Machine) -> None:
 def test_other_tool_of_the_environment_is_named(machine: Machine) -> None:
     machine.environment["CUDA_INJECTION64_PATH"] = "/opt/nsight/libToolsInjection64.so"
     refusal = preflight_profile(None, paths=machine.paths)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, EnvironmentUnusable)
     assert "/opt/nsight/libToolsInjection64.so" in refusal.message
     assert "CUDA_INJECTION64_PATH" in refusal.hint
 
@@ -137,5 +136,5 @@ def test_other_tool_of_the_environment_is_named(machine: Machine) -> None:
 def test_file_that_is_no_library_is_refused_with_the_reason_of_the_loader(machine: Machine) -> None:
     library = machine.install_in_packages("nvidia/cu13/lib/libcupti.so.13")
     refusal = preflight_profile(None, paths=SearchPaths({}, (str(machine.packages),), machine.root))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, EnvironmentUnusable)
     assert str(library) in refusal.message + refusal.hint

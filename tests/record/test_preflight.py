@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cudakit.errors import EnvironmentUnusable
 from cudakit.record.installed import SearchPaths
-from cudakit.record.preflight import RecorderFiles, Refusal, preflight
+from cudakit.record.preflight import RecorderFiles, preflight
 
 HEADER = "typedef struct { CUcontext context; CUstream stream; } Sanitizer_LaunchData;"
 
@@ -49,9 +50,9 @@ def record(root: Path, *, check: str = "assert os.path.isfile(library)", offset:
     (root / "native" / "_recorder.py").write_text(text)
 
 
-def refusal_of(search_paths: SearchPaths, python: str | None = None) -> Refusal:
+def refusal_of(search_paths: SearchPaths, python: str | None = None) -> EnvironmentUnusable:
     outcome = preflight(python, paths=search_paths)
-    assert isinstance(outcome, Refusal)
+    assert isinstance(outcome, EnvironmentUnusable)
     return outcome
 
 
@@ -92,7 +93,7 @@ def test_packages_of_program_interpreter_are_searched(
 
 
 def test_refusal_is_error_with_hint(search_paths: SearchPaths) -> None:
-    error = refusal_of(replace(search_paths, packages=[])).error()
+    error = refusal_of(replace(search_paths, packages=[]))
 
     assert error.exit_code == 3
     assert error.message == "libsanitizer-public.so, NVIDIA's Sanitizer API, is not installed"
@@ -187,7 +188,8 @@ def test_old_driver_is_refused_with_its_version(
 ) -> None:
     driver(tmp_path, kind, "510.108.03")
 
-    assert refusal_of(search_paths) == Refusal(
+    refusal = refusal_of(search_paths)
+    assert (refusal.message, refusal.hint) == (
         "driver 510.108.03 is too old: it does not report CUDA events",
         "install driver 515 or newer",
     )

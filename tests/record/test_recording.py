@@ -117,7 +117,7 @@ from pathlib import Path
 from cudakit.errors import CudakitError
 from cudakit.record.recording import begin
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.record.preflight import RecorderFiles, Refusal
+from cudakit.record.preflight import RecorderFiles
 from cudakit.trace.kinds import EventKind
 
 library, places, recorded = sys.argv[1], SearchPaths.of_this_process(), []

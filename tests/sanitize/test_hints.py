@@ -24,10 +24,10 @@ from sanitize.sample_races import (
 )
 
 from cudakit.sanitize import hints
-from cudakit.sanitize.hints import FRAMEWORKS, remedies
+from cudakit.sanitize.hints import FRAMEWORKS, call_site, remedies, stream_name
 from cudakit.sanitize.races import Operation, RaceKind, Sync, SyncKind
 from cudakit.stacks import Frame
-from cudakit.trace.kinds import AccessMode, EventKind, Precision
+from cudakit.trace.kinds import AccessMode, EventKind, Precision, StreamFlag
 
 READ = AccessMode.READ
 exact_kernel = partial(kernel, precision=Precision.EXACT)
@@ -358,3 +358,28 @@ def test_every_framework_has_a_fix_for_every_kind(kind: RaceKind) -> None:
 
 def test_framework_names_are_unique() -> None:
     assert len({framework.name for framework in FRAMEWORKS}) == len(FRAMEWORKS)
+
+
+# --- Names of streams and call sites ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "flag", "name"),
+    [
+        (0, None, "the host"),
+        (1, StreamFlag.LEGACY, "the legacy default stream"),
+        (7, StreamFlag.NON_BLOCKING, "stream 7 (non-blocking)"),
+        (9, StreamFlag.BLOCKING, "stream 9"),
+        (11, StreamFlag.PER_THREAD, "per-thread default stream 11"),
+        (13, None, "stream 13"),
+    ],
+)
+def test_stream_name_uses_cuda_terms(number: int, flag: StreamFlag | None, name: str) -> None:
+    assert stream_name(number, flag) == name
+
+
+def test_call_site_is_the_file_and_line() -> None:
+    frames = (Frame("f", "", 3), Frame("step", "/home/u/train.py", 7), Frame("m", "/x.py", 1))
+
+    assert call_site(frames) == "train.py:7"
+    assert call_site(()) == ""

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from sanitize.sample_races import MEMORY, STREAMS, exact_operation, race
+from sanitize.sample_races import MEMORY, STREAMS, exact_operation, found_race, race
 
-from cudakit.sanitize.findings import RaceCollector, findings
+from cudakit.sanitize.findings import RaceCollector, findings, message
 from cudakit.sanitize.owners import (
     StreamUse,
     is_one_program_call,
+    known_issue,
     library_entry,
     library_of,
 )
-from cudakit.sanitize.races import FoundRace, Race, RaceOwner
+from cudakit.sanitize.races import FoundRace, Race, RaceOwner, Side
+from cudakit.sanitize.report.races import race_note
 from cudakit.stacks import BACKWARD_FRAME, Frame, Stack
 from cudakit.trace.events import Event, EventBody, Fill, StreamCreate, StreamDestroy, StreamSync
 from cudakit.trace.kinds import StreamFlag
@@ -278,3 +280,61 @@ def test_advice_names_the_streams_of_all_occurrences() -> None:
 
     hint = only_race(reported(first, second)).hint
     assert "record an event on each stream (stream 22 and stream 23)" in hint
+
+
+# --- Known races of libraries, recognized by the kernels and call stacks of both sides -------------
+
+SITE_PACKAGES = "/opt/venv/lib/python3.12/site-packages"
+RACE = found_race()
+FILL = "void at::native::vectorized_elementwise_kernel<2, at::native::FillFunctor<long> >"
+SCRIPT = Frame("main", "/home/user/train.py", 7)
+
+
+def side_in(file: str, function: str, *, kernel: str | None = None) -> Side:
+    stack = (Frame(function, f"{SITE_PACKAGES}/{file}", 100), SCRIPT)
+    return replace(RACE.current, stack=stack, site=1, kernel=kernel)
+
+
+FFT = side_in("cupy/fft/_fft.py", "_exec_fft", kernel="void regular_fft_factor<512u>")
+FFT_COPY = side_in("cupy/fft/_fft.py", "_exec_fft")
+CAPTURE = side_in("torch/cuda/graphs.py", "CUDAGraph.capture_begin", kernel=FILL)
+REPLAY = side_in("torch/cuda/graphs.py", "CUDAGraph.replay", kernel=FILL)
+
+
+@pytest.mark.parametrize("sides", [(FFT, FFT), (FFT, FFT_COPY), (FFT_COPY, FFT)])
+def test_ffts_of_cupy_that_share_a_plan_are_a_known_issue(sides: tuple[Side, Side]) -> None:
+    issue = known_issue(*sides)
+
+    assert issue
+    assert issue.reference.endswith("cupy/issues/8079")
+
+
+@pytest.mark.parametrize("sides", [(CAPTURE, REPLAY), (REPLAY, CAPTURE)])
+def test_seed_of_a_replayed_graph_is_a_known_issue(sides: tuple[Side, Side]) -> None:
+    issue = known_issue(*sides)
+
+    assert issue
+    assert "replay" in issue.reference
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        (FFT, RACE.previous),
+        (RACE.current, FFT),
+        (CAPTURE, CAPTURE),
+        (REPLAY, replace(CAPTURE, kernel="void at::native::add")),
+        (side_in("cupy/fft/_fft.py", "fft"), FFT),
+        (side_in("mine/fft/_fft.py", "_exec_fft"), FFT),
+    ],
+)
+def test_race_with_work_of_the_program_is_no_known_issue(sides: tuple[Side, Side]) -> None:
+    assert known_issue(*sides) is None
+
+
+def test_report_names_the_issue_and_its_advice_instead_of_a_wait() -> None:
+    race = replace(RACE, current=FFT, previous=FFT, known_issue=known_issue(FFT, FFT))
+
+    assert "set_size(0)" in race_note(race).remedies[0]
+    assert "8079" in message([race])
+    assert "record an event" not in message([race])

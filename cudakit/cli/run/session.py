@@ -298,7 +298,7 @@ def check_profile(
         return files_or_refusal
     if has_device():
         if refuse:
-            raise files_or_refusal.error()
+            raise files_or_refusal
         add_note(
             f"the program was not profiled: {files_or_refusal.message}; {files_or_refusal.hint}"
         )
@@ -312,7 +312,7 @@ def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Reco
         return files_or_refusal
     if _has_device():
         if spec.on_missing == "refuse":
-            raise files_or_refusal.error()
+            raise files_or_refusal
         reason = f"CUDA is not recorded: {files_or_refusal.message}; {files_or_refusal.hint}"
         monitor.add_note(reason, unrecorded=True)
     return None

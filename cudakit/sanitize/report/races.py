@@ -15,13 +15,12 @@ from cudakit.report.document import (
     Text,
     Value,
 )
-from cudakit.sanitize.hints import in_range, short_stream_name
+from cudakit.sanitize.hints import HEADINGS, MEANINGS, in_range, short_stream_name
 from cudakit.sanitize.races import (
     Confidence,
     FoundRace,
     Memory,
     Process,
-    RaceKind,
     Side,
     UnverifiedPair,
 )
@@ -30,20 +29,7 @@ from cudakit.stacks import is_backward
 from cudakit.trace.kinds import AllocationKind, Precision
 from cudakit.units import Unavailable, capitalized, format_bytes, format_count
 
-MEANINGS: Final = {
-    RaceKind.READ_AFTER_WRITE: "An operation reads memory that another one may still be writing.",
-    RaceKind.WRITE_AFTER_READ: "An operation overwrites memory that another one may still be reading.",
-    RaceKind.WRITE_AFTER_WRITE: "Two operations write the same memory in no defined order.",
-    RaceKind.USE_BEFORE_ALLOCATION: "Memory is used before its stream-ordered allocation completes.",
-    RaceKind.USE_AFTER_FREE: "Memory is freed while it may still be in use, or used after its free.",
-    RaceKind.REUSE: "A caching allocator reuses a block that another stream may still be using.",
-    RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
-}
-
 _MAX_LISTED_RANKS: Final = 16
-
-# Headings of the kinds of races whose names are too short to be clear.
-_HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
 _PRECISION_TEXTS: Final = {
     Precision.EXACT: "exact",
@@ -124,7 +110,7 @@ def race_section(
     facts = Facts(tuple(_facts(race, processes)))
     occurrences_text = f", found {format_count(race.count)} times" if race.count > 1 else ""
     library_text = f" in {race.library}" if race.library else ""
-    kind = _HEADINGS.get(race.kind, race.kind.value)
+    kind = HEADINGS.get(race.kind, race.kind.value)
     heading = f"{race_number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
     return Section(heading, (note, *drawing_nodes, facts))
 
