@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import ClassVar, Protocol, TypeAlias
 
 from cudakit.arrays.bandwidth import WIDTH_BYTES, Bandwidth
@@ -190,22 +189,20 @@ class _VirtualMemory:
         pass
 
 
-_DRIVER_ALLOCATORS: Mapping[str, AllocatorFactory] = MappingProxyType(
-    {
-        # cuMemAlloc
-        "driver": lambda gpu: _DriverCalls(
-            lambda size_bytes, _: gpu.malloc(size_bytes), lambda ptr, _: gpu.free(ptr)
-        ),
-        # cuMemAllocAsync, from the driver's pool, which by default releases its memory at a synchronization
-        # (CUDA Driver API, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
-        "stream-ordered": lambda gpu: _DriverCalls(gpu.malloc, gpu.free),
-        # cuMemHostAlloc
-        "pinned": lambda gpu: _DriverCalls(
-            lambda size_bytes, _: gpu.host_malloc(size_bytes), lambda ptr, _: gpu.host_free(ptr)
-        ),
-        "virtual": _VirtualMemory,
-    }
-)
+_DRIVER_ALLOCATORS: Mapping[str, AllocatorFactory] = {
+    # cuMemAlloc
+    "driver": lambda gpu: _DriverCalls(
+        lambda size_bytes, _: gpu.malloc(size_bytes), lambda ptr, _: gpu.free(ptr)
+    ),
+    # cuMemAllocAsync, from the driver's pool, which by default releases its memory at a synchronization
+    # (CUDA Driver API, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
+    "stream-ordered": lambda gpu: _DriverCalls(gpu.malloc, gpu.free),
+    # cuMemHostAlloc
+    "pinned": lambda gpu: _DriverCalls(
+        lambda size_bytes, _: gpu.host_malloc(size_bytes), lambda ptr, _: gpu.host_free(ptr)
+    ),
+    "virtual": _VirtualMemory,
+}
 
 
 AllocSpec.words = Words(

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import MappingProxyType
 
 from cudakit.bench.result import CaseResult
 from cudakit.bench.spec import Spec
@@ -28,38 +27,36 @@ from cudakit.bench.words import Words
 
 # By name: module and class of the Spec, and the line in ``cudakit bench --help``. The module is imported
 # when it is used. copy-overlap is ``bench copy --overlap``, which has no command of its own.
-BENCHMARKS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "alloc": ("cudakit.bench.alloc:AllocSpec", "Latency of memory allocation and free."),
-        "copy": (
-            "cudakit.bench.copy:CopySpec",
-            "Bandwidth of copies between host and device, and between GPUs.",
-        ),
-        "copy-overlap": ("cudakit.bench.overlap:OverlapSpec", ""),
-        "gds": (
-            "cudakit.bench.gds:GdsSpec",
-            "Rate of transfers between files and device memory (GPUDirect Storage).",
-        ),
-        "gemm": (
-            "cudakit.bench.gemm:GemmSpec",
-            "GEMMs of cuBLAS and other libraries against the theoretical peak.",
-        ),
-        "graph": ("cudakit.bench.graph:GraphSpec", "Cost of CUDA graphs, and the time they save."),
-        "launch": (
-            "cudakit.bench.launch:LaunchSpec",
-            "Latency of launches, events, waits and streams.",
-        ),
-        "memory": ("cudakit.bench.memory:MemorySpec", "Bandwidth of device memory and L2 cache."),
-        "nccl": (
-            "cudakit.bench.nccl:NcclSpec",
-            "Bandwidth and latency of NCCL's collective operations.",
-        ),
-        "ops": (
-            "cudakit.bench.ops:OpsSpec",
-            "Add, matmul, softmax and sum of arrays, compared with torch and CuPy.",
-        ),
-    }
-)
+BENCHMARKS: Mapping[str, tuple[str, str]] = {
+    "alloc": ("cudakit.bench.alloc:AllocSpec", "Latency of memory allocation and free."),
+    "copy": (
+        "cudakit.bench.copy:CopySpec",
+        "Bandwidth of copies between host and device, and between GPUs.",
+    ),
+    "copy-overlap": ("cudakit.bench.overlap:OverlapSpec", ""),
+    "gds": (
+        "cudakit.bench.gds:GdsSpec",
+        "Rate of transfers between files and device memory (GPUDirect Storage).",
+    ),
+    "gemm": (
+        "cudakit.bench.gemm:GemmSpec",
+        "GEMMs of cuBLAS and other libraries against the theoretical peak.",
+    ),
+    "graph": ("cudakit.bench.graph:GraphSpec", "Cost of CUDA graphs, and the time they save."),
+    "launch": (
+        "cudakit.bench.launch:LaunchSpec",
+        "Latency of launches, events, waits and streams.",
+    ),
+    "memory": ("cudakit.bench.memory:MemorySpec", "Bandwidth of device memory and L2 cache."),
+    "nccl": (
+        "cudakit.bench.nccl:NcclSpec",
+        "Bandwidth and latency of NCCL's collective operations.",
+    ),
+    "ops": (
+        "cudakit.bench.ops:OpsSpec",
+        "Add, matmul, softmax and sum of arrays, compared with torch and CuPy.",
+    ),
+}
 
 
 def words_of(cases: Sequence[CaseResult]) -> Words:

@@ -277,6 +277,8 @@ class PreparedCopy:
 
     def __init__(self, gpu: Gpu, copy: Copy, seed: int) -> None:
         self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
+        self._peer = copy.peer
+        self._staging_ptr: Ptr | None = None
         self._locations_of_copies = _ROUTES[copy.direction]
         device_buffer_count = _locations(copy.direction).count("device")
         self.footprint_bytes = self.bytes_moved = device_buffer_count * copy.size_bytes
@@ -286,9 +288,9 @@ class PreparedCopy:
             self._second_stream = create_stream(gpu, cleanup)
             self._fork_event = create_event(gpu, cleanup)
             self._join_event = create_event(gpu, cleanup)
-            self._buffers = _CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
+            self._cleanup = cleanup
             self.rotate(1)
-            self._buffers.cleanup = self._cleanup = cleanup.pop_all()
+            self._cleanup = cleanup.pop_all()
 
     def rotate(self, set_count: int) -> None:
         with closing(Fill(self._gpu)) as fill:
@@ -324,7 +326,7 @@ class PreparedCopy:
 
     def _check(self, route: _Route) -> Verification:
         # Kernels can access at least one of the two buffers, so one staging buffer suffices.
-        target, source = (self._buffers.device_readable_ptr(*buffer) for buffer in route)
+        target, source = (self._device_readable_ptr(*buffer) for buffer in route)
         wrong = self._compare.count_different(target, source, self._size_bytes, LEGACY)
         word_count = self._size_bytes // WORD_BYTES
         return exact_verification(wrong, word_count, "all words of the source", "words are wrong")
@@ -334,7 +336,7 @@ class PreparedCopy:
     ) -> _Route:
         """Allocate both buffers of a copy, fill the source with random bits and the target with POISON."""
         source, target = (
-            _Buffer(self._buffers.malloc(location), location)
+            _Buffer(self._malloc(location), location)
             for location in (source_location, target_location)
         )
         # A kernel generates the random bits in device memory, where every copy has its source or its target.
@@ -348,10 +350,49 @@ class PreparedCopy:
         self._poison([route])
         return route
 
+    def _malloc(self, location: Location) -> Ptr:
+        gpu, peer, cleanup = self._gpu, self._peer, self._cleanup
+        size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if location == "peer" and peer is not None:
+            ptr = gpu.peer_malloc(peer, size_bytes)
+            cleanup.callback(gpu.peer_free, peer, ptr)
+            return ptr
+        if location == "device":
+            return allocate(gpu, cleanup, size_bytes)
+        ptr = gpu.host_malloc(size_bytes, pinned=location != "pageable")
+        cleanup.callback(gpu.host_free, ptr)
+        return ptr
+
     def _poison(self, routes: Iterable[_Route]) -> None:
-        for route in routes:
-            self._buffers.poison(*route.target)
-        self._gpu.sync()
+        """Overwrite the targets with POISON; earlier copies must have finished."""
+        gpu, size_bytes = self._gpu, self._size_bytes
+        for (ptr, location), _ in routes:
+            if location in ("host", "pageable"):
+                np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
+            elif location == "peer":
+                gpu.copy(ptr, self._fill_staging(POISON), size_bytes, LEGACY)
+            else:
+                gpu.fill(ptr, POISON, size_bytes, LEGACY)
+        gpu.sync()
+
+    def _device_readable_ptr(self, ptr: Ptr, location: Location) -> Ptr:
+        """Return an address where kernels can read the content of a buffer until the next call.
+
+        Kernels can access pinned host memory by its host address (CUDA C++ Programming Guide, "Unified
+        Virtual Address Space").
+        """
+        if location not in _INACCESSIBLE_LOCATIONS:
+            return ptr
+        staging_ptr = self._fill_staging(_STAGING_FILL)
+        self._gpu.copy(staging_ptr, ptr, self._size_bytes, LEGACY)
+        return staging_ptr
+
+    def _fill_staging(self, fill_byte: int) -> Ptr:
+        """Enqueue a fill of the staging buffer, and return its address."""
+        if self._staging_ptr is None:
+            self._staging_ptr = self._malloc("device")
+        self._gpu.fill(self._staging_ptr, fill_byte, self._size_bytes, LEGACY)
+        return self._staging_ptr
 
 
 def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
@@ -367,57 +408,6 @@ def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
                 raise
             return access_by_device
     raise AssertionError("unreachable: count() does not end")
-
-
-class _CopyBuffers:
-    """Buffers of one size in all locations, which ``cleanup`` frees. No method waits for the device."""
-
-    def __init__(self, gpu: Gpu, size_bytes: int, cleanup: ExitStack, peer: int | None) -> None:
-        self.cleanup = cleanup
-        self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
-        self._staging_ptr: Ptr | None = None
-
-    def malloc(self, location: Location) -> Ptr:
-        gpu, peer = self._gpu, self._peer
-        size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        if location == "peer" and peer is not None:
-            ptr = gpu.peer_malloc(peer, size_bytes)
-            self.cleanup.callback(gpu.peer_free, peer, ptr)
-            return ptr
-        if location == "device":
-            return allocate(gpu, self.cleanup, size_bytes)
-        ptr = gpu.host_malloc(size_bytes, pinned=location != "pageable")
-        self.cleanup.callback(gpu.host_free, ptr)
-        return ptr
-
-    def poison(self, ptr: Ptr, location: Location) -> None:
-        """Overwrite a buffer with POISON; earlier copies to a host buffer must have finished."""
-        gpu, size_bytes = self._gpu, self._size_bytes
-        if location in ("host", "pageable"):
-            np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
-        elif location == "peer":
-            gpu.copy(ptr, self._fill_staging(POISON), size_bytes, LEGACY)
-        else:
-            gpu.fill(ptr, POISON, size_bytes, LEGACY)
-
-    def device_readable_ptr(self, ptr: Ptr, location: Location) -> Ptr:
-        """Return an address where kernels can read the content of a buffer until the next call.
-
-        Kernels can access pinned host memory by its host address (CUDA C++ Programming Guide, "Unified
-        Virtual Address Space").
-        """
-        if location not in _INACCESSIBLE_LOCATIONS:
-            return ptr
-        staging_ptr = self._fill_staging(_STAGING_FILL)
-        self._gpu.copy(staging_ptr, ptr, self._size_bytes, LEGACY)
-        return staging_ptr
-
-    def _fill_staging(self, fill_byte: int) -> Ptr:
-        """Enqueue a fill of the staging buffer, and return its address."""
-        if self._staging_ptr is None:
-            self._staging_ptr = self.malloc("device")
-        self._gpu.fill(self._staging_ptr, fill_byte, self._size_bytes, LEGACY)
-        return self._staging_ptr
 
 
 def _explain_rate(cases: Sequence[CaseResult]) -> str:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from cudakit.arrays.fill import Fill
@@ -449,14 +448,12 @@ class _Model:
 
 # "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; "Language Models are Few-Shot Learners",
 # arXiv 2005.14165, table 2.1, where the perceptron is four times as wide as the model.
-_MODELS: Mapping[str, _Model] = MappingProxyType(
-    {
-        "llama3-8b": _Model(4096, 14336, 32, 8),
-        "llama3-70b": _Model(8192, 28672, 64, 8),
-        "llama3-405b": _Model(16384, 53248, 128, 8),
-        "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, is_gated=False),
-    }
-)
+_MODELS: Mapping[str, _Model] = {
+    "llama3-8b": _Model(4096, 14336, 32, 8),
+    "llama3-70b": _Model(8192, 28672, 64, 8),
+    "llama3-405b": _Model(16384, 53248, 128, 8),
+    "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, is_gated=False),
+}
 _LLM_MODELS = ("llama3-8b", "llama3-70b")
 
 

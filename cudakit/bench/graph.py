@@ -126,7 +126,7 @@ class GraphSpec(Spec):
 
     topologies: tuple[str, ...] = option(
         "--topologies",
-        "Graph topologies: chain, fork-join.  [default: both]",
+        f"Graph topologies: {', '.join(TOPOLOGIES)}.  [default: both]",
         default=TOPOLOGIES,
         choices=TOPOLOGIES,
     )
@@ -143,8 +143,7 @@ class GraphSpec(Spec):
     )
     steps: tuple[str, ...] = option(
         "--steps",
-        "Steps: capture, instantiate, update, upload, first-launch, launch, run, replay, eager.  "
-        "[default: all]",
+        f"Steps: {', '.join(STEPS)}.  [default: all]",
         default=STEPS,
         choices=STEPS,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 from cudakit.bench.case import Verification
@@ -56,59 +55,52 @@ _FAIL_MULTIPLE = 3
 # Measured on one H200 SXM with random data: GEMMs of 8192 by 8192 by 8192 by cuBLAS; copies of pinned memory
 # over PCIe 5.0 x16; copies within the device, counting reads and writes; kernels on buffers of 1 GiB. "memory
 # read" is the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
-_H200_FIGURES: Mapping[str, float] = MappingProxyType(
-    {
-        "gemm fp64": 57.1e12,
-        "gemm fp32": 50.6e12,
-        "gemm tf32": 410e12,
-        "gemm fp16": 764e12,
-        "gemm bf16": 793e12,
-        "gemm fp8_e4m3": 1441e12,
-        "copy h2d": 55.5e9,
-        "copy d2h": 55.4e9,
-        "copy d2d": 4260e9,
-        "memory copy": 4273e9,
-        "memory triad": 4377e9,
-        "memory read": 4480e9,
-    }
-)
-_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {"NVIDIA H200": _H200_FIGURES}
-)
+_H200_FIGURES: Mapping[str, float] = {
+    "gemm fp64": 57.1e12,
+    "gemm fp32": 50.6e12,
+    "gemm tf32": 410e12,
+    "gemm fp16": 764e12,
+    "gemm bf16": 793e12,
+    "gemm fp8_e4m3": 1441e12,
+    "copy h2d": 55.5e9,
+    "copy d2h": 55.4e9,
+    "copy d2d": 4260e9,
+    "memory copy": 4273e9,
+    "memory triad": 4377e9,
+    "memory read": 4480e9,
+}
+_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = {"NVIDIA H200": _H200_FIGURES}
 
 # Expected shares of the theoretical peak. The H200 reached 0.73 to 0.85 in GEMMs, 0.89 to 0.93 in memory
 # kernels, and 0.88 in copies.
-_SHARES_OF_PEAK = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
+_SHARES_OF_PEAK: Mapping[str, float] = {"gemm": 0.75, "memory": 0.88, "copy": 0.88}
 _HOST_DEPENDENT = Unavailable("the rate depends on the host more than on the GPU")
-_NOT_DERIVED = MappingProxyType(
-    {"copy pageable-h2d": _HOST_DEPENDENT, "copy pageable-d2h": _HOST_DEPENDENT}
-)
+_NOT_DERIVED: Mapping[str, Unavailable] = {
+    "copy pageable-h2d": _HOST_DEPENDENT,
+    "copy pageable-d2h": _HOST_DEPENDENT,
+}
 
 # Upper bounds in seconds. On the host of the measured H200, a launch takes about 3 us by cuda.core, an event
 # 0.6 us, and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
 # synchronization.
-_TIME_LIMITS: Mapping[str, float] = MappingProxyType(
-    {
-        "launch": 20e-6,
-        "launch-to-start": 40e-6,
-        "launch-to-finish": 50e-6,
-        "launch-back-to-back": 10e-6,
-        "event-record": 10e-6,
-        "stream-synchronize": 20e-6,
-        "alloc stream-ordered": 1e-3,
-    }
-)
+_TIME_LIMITS: Mapping[str, float] = {
+    "launch": 20e-6,
+    "launch-to-start": 40e-6,
+    "launch-to-finish": 50e-6,
+    "launch-back-to-back": 10e-6,
+    "event-record": 10e-6,
+    "stream-synchronize": 20e-6,
+    "alloc stream-ordered": 1e-3,
+}
 
 # For each bench, the axis whose value is part of a figure's name.
-_NAMING_AXES = MappingProxyType(
-    {
-        "gemm": "dtype",
-        "copy": "direction",
-        "memory": "operation",
-        "launch": "call",
-        "alloc": "allocator",
-    }
-)
+_NAMING_AXES: Mapping[str, str] = {
+    "gemm": "dtype",
+    "copy": "direction",
+    "memory": "operation",
+    "launch": "call",
+    "alloc": "allocator",
+}
 
 _NOT_ASSESSED = Unavailable("not assessed: all values are simulated, computed on the CPU")
 _NOTHING_ASSESSED = Unavailable("not assessed: no expected values are known for this GPU")

@@ -56,8 +56,7 @@ class LaunchSpec(Spec):
 
     calls: tuple[str, ...] = option(
         "--calls",
-        "Calls: launch, launch-to-start, launch-to-finish, launch-back-to-back, event-record, "
-        "stream-synchronize, event-create-destroy, stream-create-destroy.  [default: all]",
+        f"Calls: {', '.join(CALLS)}.  [default: all]",
         default=CALLS,
         choices=CALLS,
     )

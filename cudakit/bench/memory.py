@@ -72,7 +72,7 @@ class MemorySpec(Spec):
 
     operations: tuple[str, ...] = option(
         "--operations",
-        "Kernels: read, write, copy, scale, triad.  [default: all]",
+        f"Kernels: {', '.join(OPERATIONS)}.  [default: all]",
         default=OPERATIONS,
         choices=OPERATIONS,
     )

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -55,17 +54,23 @@ from cudakit.units import Unavailable
 # The host time of a call, the GPU time of one execution, and that of one execution within a CUDA graph.
 TIMINGS = ("host-call", "eager", "graph")
 # Numbers of elements of an input that are measured by default.
-_ELEMENTS: Mapping[str, int] = MappingProxyType(
-    {"add": 1_000_000, "matmul": 1024 * 1024, "softmax": 10_000, "sum": 1_000_000}
-)
+_ELEMENTS: Mapping[str, int] = {
+    "add": 1_000_000,
+    "matmul": 1024 * 1024,
+    "softmax": 10_000,
+    "sum": 1_000_000,
+}
 _MAX_ELEMENTS = 1 << 31
 # Default sizes on a simulated device, whose kernels run on the CPU.
-_SIMULATED_ELEMENTS: Mapping[str, int] = MappingProxyType(
-    {"add": 100_000, "matmul": 256 * 256, "softmax": 100_000, "sum": 100_000}
-)
+_SIMULATED_ELEMENTS: Mapping[str, int] = {
+    "add": 100_000,
+    "matmul": 256 * 256,
+    "softmax": 100_000,
+    "sum": 100_000,
+}
 # Elements of a row of softmax. Larger arrays have several rows of this size.
 _ROW_ELEMENTS = 10_000
-_MODES: Mapping[str, Mode] = MappingProxyType({"eager": "isolated", "graph": "graph"})
+_MODES: Mapping[str, Mode] = {"eager": "isolated", "graph": "graph"}
 # Number of consecutive calls in a sample of host times. With many calls, the slow first calls after an idle
 # time matter little. More calls could fill the driver's launch queue (about 1000 launches).
 _CALLS_PER_SAMPLE = 20
@@ -104,7 +109,7 @@ class OpsSpec(Spec):
     rounds: int = 2
     operations: tuple[Operation, ...] = option(
         "--operations",
-        "Operations: add, matmul, softmax, sum.  [default: all]",
+        f"Operations: {', '.join(OPERATIONS)}.  [default: all]",
         default=OPERATIONS,
         choices=OPERATIONS,
     )
@@ -118,7 +123,7 @@ class OpsSpec(Spec):
     )
     timings: tuple[str, ...] = option(
         "--timings",
-        "Timings: host-call, eager, graph.  [default: all]",
+        f"Timings: {', '.join(TIMINGS)}.  [default: all]",
         default=TIMINGS,
         choices=TIMINGS,
     )
@@ -487,14 +492,12 @@ class OperationCheck:
 
 # --- cudakit's own kernels, without the public functions --------------------------------------------
 
-_DESCRIPTIONS: Mapping[Operation, str] = MappingProxyType(
-    {
-        "add": "kernel of cudakit.elementwise('z = x + y')",
-        "matmul": "prepared GEMM of cuBLASLt",
-        "softmax": "kernel of cudakit.softmax",
-        "sum": "kernel of cudakit.reduction('sum(x)')",
-    }
-)
+_DESCRIPTIONS: Mapping[Operation, str] = {
+    "add": "kernel of cudakit.elementwise('z = x + y')",
+    "matmul": "prepared GEMM of cuBLASLt",
+    "softmax": "kernel of cudakit.softmax",
+    "sum": "kernel of cudakit.reduction('sum(x)')",
+}
 
 
 class KernelLibrary:
@@ -553,22 +556,20 @@ class KernelLibrary:
         (rows, inner_size), columns = left.shape, right.shape[1]
         gemm = Gemm(dtype="fp32", m=columns, n=rows, k=inner_size, layout="nn")
         if self._gemm_plan is None:
-            self._gemm_plan = self._prepare_gemm(gemm)
-        plan, operands = self._gemm_plan, OperandSet(right.ptr, left.ptr, output.ptr, Ptr(0))
+            try:
+                blas = self._cleanup.enter_context(closing(self._gpu.blas()))
+            except MissingDependency as error:
+                raise Unsupported(error.message, hint=error.hint) from error
+            self.name, self.version = blas.library, blas.version
+            plan = blas.prepare(gemm, GemmSettings())
+            self._gemm_plan = self._cleanup.enter_context(closing(plan))
+        gemm_plan, operands = self._gemm_plan, OperandSet(right.ptr, left.ptr, output.ptr, Ptr(0))
         enqueue = (
-            plan.bind(operands)
-            if isinstance(plan, BindableGemmPlan)
-            else partial(plan.enqueue, operands)
+            gemm_plan.bind(operands)
+            if isinstance(gemm_plan, BindableGemmPlan)
+            else partial(gemm_plan.enqueue, operands)
         )
         return lambda: enqueue(self._stream)
-
-    def _prepare_gemm(self, gemm: Gemm) -> GemmPlan:
-        try:
-            blas = self._cleanup.enter_context(closing(self._gpu.blas()))
-        except MissingDependency as error:
-            raise Unsupported(error.message, hint=error.hint) from error
-        self.name, self.version = blas.library, blas.version
-        return self._cleanup.enter_context(closing(blas.prepare(gemm, GemmSettings())))
 
 
 def _plan(operation: Operation, inputs: Sequence[ArrayView], output: ArrayView) -> LaunchPlan:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from cudakit.bench.case import (
@@ -464,15 +463,13 @@ def _slowdown(alone_s: _Time, concurrent_s: _Time) -> _Time:
 
 # --- the report: a sentence per direction, and a table of the times -----------------------------------
 
-_ROUTES: Mapping[str, str] = MappingProxyType(
-    {
-        "h2d": "from pinned host memory to the device",
-        "d2h": "from the device to pinned host memory",
-        "pageable-h2d": "from pageable host memory to the device",
-        "pageable-d2h": "from the device to pageable host memory",
-        "d2d": "within the device",
-    }
-)
+_ROUTES: Mapping[str, str] = {
+    "h2d": "from pinned host memory to the device",
+    "d2h": "from the device to pinned host memory",
+    "pageable-h2d": "from pageable host memory to the device",
+    "pageable-d2h": "from the device to pageable host memory",
+    "d2d": "within the device",
+}
 # An overlap of at least the first share is good; one below the second share is a problem.
 _GOOD_SHARE, _BAD_SHARE = 0.9, 0.5
 _PAGEABLE_REASON = (

@@ -17,7 +17,7 @@ from cudakit.arrays.timestamp import STAMP_BYTES, Timestamp, clock_hz
 from cudakit.bench.case import Cache, Clock, WorkloadWithUntimedWork
 from cudakit.bench.roofline import Work
 from cudakit.errors import CudaError
-from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Memory, Ptr, Stream
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
 
@@ -73,8 +73,7 @@ class SampleTimer(Protocol):
     l2_bytes: int
     now_s: Callable[[], float]
 
-    @property
-    def flush(self) -> Enqueue: ...
+    def flush(self, stream: Stream) -> None: ...
     def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading: ...
     def capture(self, work: Enqueue) -> CapturedWork: ...
     def close(self) -> None: ...
@@ -99,7 +98,7 @@ class Timer:
         multiprocessors = fields.get("multiprocessor_count")
         self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
-        self.flush = _Flush(gpu, self.l2_bytes)
+        self._flushed_memory: Ptr | None = None
         self.now_s = host_clock(gpu)
         self._clock = _SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
         self._blocking_kernel = _BlockingKernel(gpu, blocking_limit_s)
@@ -151,6 +150,13 @@ class Timer:
         self._wait(stream)
         return Reading(time_s, self._clock.take_hz())
 
+    def flush(self, stream: Stream) -> None:
+        """Overwrite the L2 cache, so that it holds no data of a workload."""
+        size_bytes = _CACHE_MULTIPLE * self.l2_bytes
+        if self._flushed_memory is None:
+            self._flushed_memory = self.gpu.malloc(size_bytes)
+        self.gpu.fill(self._flushed_memory, 0, size_bytes, stream)
+
     def capture(self, work: Enqueue) -> CapturedWork:
         """Capture work in a graph."""
         gpu = self.gpu
@@ -166,7 +172,8 @@ class Timer:
         self.gpu.sync_stream(self.stream)
         self._blocking_kernel.close()
         self._clock.close()
-        self.flush.close()
+        if self._flushed_memory is not None:
+            self.gpu.free(self._flushed_memory)
         for event in (self._begin_event, self._end_event):
             self.gpu.destroy_event(event)
         self.gpu.destroy_stream(self.stream)
@@ -322,22 +329,3 @@ def work_of_peak(
     if can_be_cold(cache, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes):
         return work
     return replace(work, bytes_moved=0) if work.operations else IN_CACHE
-
-
-class _Flush:
-    """Overwrites the L2 cache, so that it holds no data of a workload."""
-
-    def __init__(self, gpu: Memory, l2_bytes: int) -> None:
-        self._gpu = gpu
-        self._size_bytes = _CACHE_MULTIPLE * l2_bytes
-        self._memory: Ptr | None = None
-
-    def __call__(self, stream: Stream) -> None:
-        if self._memory is None:
-            self._memory = self._gpu.malloc(self._size_bytes)
-        self._gpu.fill(self._memory, 0, self._size_bytes, stream)
-
-    def close(self) -> None:
-        if self._memory is not None:
-            self._gpu.free(self._memory)
-            self._memory = None

@@ -34,11 +34,6 @@ _SUMMARIES = (
     ("nv/cold/bw/item_rate", "Elem/s", "item_rate", "operations_per_s"),
     ("nv/cold/bw/global/bytes_per_second", "GlobalMem BW", "byte_rate", "bytes_per_s"),
 )
-# Summaries with a ratio of columns: tag, name, numerator (one column or the difference of two), denominator.
-_RATIO_SUMMARIES = (
-    ("nv/cold/time/gpu/stdev/relative", "Noise", ("stdev_s",), "mean_s"),
-    ("nv/cold/time/gpu/iqr/relative", "Rel IQR", ("q3_s", "q1_s"), "median_s"),
-)
 
 
 def nvbench(document: Document) -> str:
@@ -46,77 +41,61 @@ def nvbench(document: Document) -> str:
 
     Raises UsageError if the document has no Columns ``results`` with figures.
     """
-    columns_by_name = {
-        node.name: node for node in walk(document.nodes) if isinstance(node, Columns)
+    rows_by_name = {
+        node.name: _rows(node) for node in walk(document.nodes) if isinstance(node, Columns)
     }
-    if _FIRST_FIGURE not in (
-        columns_by_name["results"].arrays if "results" in columns_by_name else ()
-    ):
+    rows = rows_by_name.get("results", [])
+    if not rows or _FIRST_FIGURE not in rows[0]:
         raise UsageError(
             f"{document.title!r} has no results that nvbench's format can express",
             hint="choose another output format, such as json",
         )
-    rows = _rows(columns_by_name["results"])
-    device = next(iter(_rows(columns_by_name["device"])), {}) if "device" in columns_by_name else {}
-    document_of_nvbench = {
+    result = {
         "meta": {"argv": [document.title], "version": {"json": _VERSION}},
-        "devices": [_device(device)],
-        "benchmarks": _benchmarks(rows),
+        "devices": [_device(next(iter(rows_by_name.get("device", [])), {}))],
+        "benchmarks": [
+            _benchmark(str(name), index, [row for row in rows if row["name"] == name])
+            for index, name in enumerate(dict.fromkeys(row["name"] for row in rows))
+        ],
     }
-    return json.dumps(document_of_nvbench, indent=2) + "\n"
+    return json.dumps(result, indent=2) + "\n"
 
 
 def _rows(columns: Columns) -> list[_Row]:
     """Return the rows as dicts by column name, with texts decoded, and None for missing values."""
-    cells_by_column = {
-        name: [_cell(item, columns.text.get(name)) for item in array.tolist()]
+
+    def cell(item: Any, texts: tuple[str, ...] | None) -> Any:
+        if texts is not None:
+            return texts[item] if 0 <= item < len(texts) else None
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    cells = [
+        [cell(item, columns.text.get(name)) for item in array.tolist()]
         for name, array in columns.arrays.items()
-    }
-    return [
-        dict(zip(cells_by_column, row, strict=True))
-        for row in zip(*cells_by_column.values(), strict=True)
     ]
-
-
-def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
-    """Return an item of an array; with ``texts``, the item is an index of the text to return."""
-    if texts is not None:
-        return texts[item] if 0 <= item < len(texts) else None
-    return None if isinstance(item, float) and not math.isfinite(item) else item
+    return [dict(zip(columns.arrays, row, strict=True)) for row in zip(*cells, strict=True)]
 
 
 def _device(row: _Row) -> _Json:
+    def rounded(name: str) -> int:
+        return round(row.get(name) or 0)
+
     capability = str(row.get("compute_capability") or "0.0").split(".")
     sm_version = int("".join(capability)) * 10 if all(map(str.isdigit, capability)) else 0
-    clock_hz, bus_bits = (
-        _rounded_figure(row, "memory_clock_hz"),
-        _rounded_figure(row, "memory_bus_bits"),
-    )
+    clock_hz, bus_bits = rounded("memory_clock_hz"), rounded("memory_bus_bits")
     return {
         "id": 0,
         "name": row.get("gpu") or "unknown",
         "sm_version": sm_version,
         "ptx_version": sm_version,
-        "sm_default_clock_rate": _rounded_figure(row, "sm_clock_max_hz"),
-        "number_of_sms": _rounded_figure(row, "multiprocessors"),
-        "global_memory_size": _rounded_figure(row, "memory_bytes"),
+        "sm_default_clock_rate": rounded("sm_clock_max_hz"),
+        "number_of_sms": rounded("multiprocessors"),
+        "global_memory_size": rounded("memory_bytes"),
         "global_memory_bus_peak_clock_rate": clock_hz,
         "global_memory_bus_width": bus_bits,
         "global_memory_bus_bandwidth": 2 * clock_hz * bus_bits // 8,
-        "l2_cache_size": _rounded_figure(row, "l2_bytes"),
+        "l2_cache_size": rounded("l2_bytes"),
     }
-
-
-def _rounded_figure(row: _Row, name: str) -> int:
-    return round(row.get(name) or 0)
-
-
-def _benchmarks(rows: list[_Row]) -> list[_Json]:
-    bench_names = list(dict.fromkeys(row["name"] for row in rows))
-    return [
-        _benchmark(str(name), index, [row for row in rows if row["name"] == name])
-        for index, name in enumerate(bench_names)
-    ]
 
 
 def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
@@ -134,7 +113,6 @@ def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
 
 def _axis(name: str, values: list[Any]) -> _Json:
     kind = _kind(values)
-    distinct_values = list(dict.fromkeys(value for value in values if value is not None))
     return {
         "name": name,
         "type": kind,
@@ -145,7 +123,7 @@ def _axis(name: str, values: list[Any]) -> _Json:
                 "description": "",
                 "value": str(value) if kind == "string" else value,
             }
-            for value in distinct_values
+            for value in dict.fromkeys(value for value in values if value is not None)
         ],
     }
 
@@ -170,23 +148,20 @@ def _state(row: _Row, axes: list[str]) -> _Json:
 
 
 def _summaries(row: _Row) -> Iterator[_Json]:
-    for tag, name, hint, column in _SUMMARIES:
-        if row.get(column) is not None:
-            yield _summary(tag, name, hint, row[column])
-    for tag, name, numerator, denominator in _RATIO_SUMMARIES:
-        operands = [row.get(column) for column in numerator]
-        if None not in operands and row.get(denominator):
-            difference = float(operands[0] or 0) - sum(
-                float(operand or 0) for operand in operands[1:]
-            )
-            yield _summary(tag, name, "percentage", difference / row[denominator])
-    if row.get("q1_s") is not None and row.get("q3_s") is not None:
-        tag = "nv/cold/time/gpu/iqr/absolute"
-        yield _summary(tag, "IQR", "duration", row["q3_s"] - row["q1_s"])
-
-
-def _summary(tag: str, name: str, hint: str, value: float) -> _Json:
-    return {"tag": tag, "name": name, "hint": hint, "data": [_value("value", value)]}
+    figures = [(*summary[:3], row.get(summary[3])) for summary in _SUMMARIES]
+    q1, q3 = row.get("q1_s"), row.get("q3_s")
+    range_s = None if q1 is None or q3 is None else q3 - q1
+    for tag, name, amount, total in (
+        ("nv/cold/time/gpu/stdev/relative", "Noise", row.get("stdev_s"), row.get("mean_s")),
+        ("nv/cold/time/gpu/iqr/relative", "Rel IQR", range_s, row.get("median_s")),
+    ):
+        figures.append(
+            (tag, name, "percentage", amount / total if amount is not None and total else None)
+        )
+    figures.append(("nv/cold/time/gpu/iqr/absolute", "IQR", "duration", range_s))
+    for tag, name, hint, value in figures:
+        if value is not None:
+            yield {"tag": tag, "name": name, "hint": hint, "data": [_value("value", value)]}
 
 
 def _value(name: str, value: Any) -> _Json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -41,16 +41,6 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_split_list(text)))
 
 
-_SIZE_RANGES = "1MiB..1GiB or 1KiB..1GiB:4"
-_ELEMENT_RANGES = "10K..1M or 10K..10M:10"
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse ``64KiB,1MiB..1GiB`` as bytes; the sizes of a range double, or grow by N in ``1MiB..1GiB:N``."""
-    sizes_bytes = [size for item in _split_list(text) for size in _parse_range(item)]
-    return tuple(dict.fromkeys(sizes_bytes))
-
-
 def parse_counts(text: str) -> tuple[int, ...]:
     """Parse ``1,10,100`` as numbers."""
     try:
@@ -61,26 +51,25 @@ def parse_counts(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Parse ``64KiB,1MiB..1GiB`` as bytes; the sizes of a range double, or grow by N in ``1MiB..1GiB:N``."""
+    return _parse_ranges(text, byte_size, "1MiB..1GiB or 1KiB..1GiB:4")
+
+
 def parse_elements(text: str) -> tuple[int, ...]:
     """Parse ``10K,1M`` or ``10K..10M:10`` as numbers of elements; K and M are powers of 1000."""
-    sizes = [
-        size
-        for item in _split_list(text)
-        for size in _parse_range(item, element_count, _ELEMENT_RANGES)
-    ]
-    return tuple(dict.fromkeys(sizes))
+    return _parse_ranges(text, _element_count, "10K..1M or 10K..10M:10")
 
 
-def element_count(text: str) -> int:
-    """Parse ``10K`` as a number of elements. Raises click.BadParameter for other texts."""
-    number_text, unit = text.strip(), 1
-    if number_text and number_text[-1].upper() in _ELEMENT_UNITS:
-        number_text, unit = number_text[:-1], _ELEMENT_UNITS[number_text[-1].upper()]
-    if not number_text.isdecimal():
+def _element_count(text: str) -> int:
+    number, unit = text.strip(), 1
+    if number and number[-1].upper() in _ELEMENT_UNITS:
+        number, unit = number[:-1], _ELEMENT_UNITS[number[-1].upper()]
+    if not number.isdecimal():
         raise click.BadParameter(
             f"{text.strip()!r} is not a number of elements; write for example 10K or 1M"
         )
-    return int(number_text) * unit
+    return int(number) * unit
 
 
 def _split_list(text: str) -> list[str]:
@@ -91,29 +80,30 @@ def _split_list(text: str) -> list[str]:
     return items
 
 
-def _parse_range(
-    text: str, parse: Callable[[str], int] = byte_size, example: str = _SIZE_RANGES
-) -> list[int]:
-    """Return the sizes of a range, or the single size. ``example`` is text for the error."""
-    low_text, range_dots, high_and_factor = text.partition("..")
-    high_text, colon, factor_text = high_and_factor.partition(":")
-    if range_dots and not (low_text.strip() and high_text.strip()):
-        raise click.BadParameter(
-            f"the range {text.strip()!r} lacks its first or last size; write for example {example}"
-        )
-    first_size, last_size = parse(low_text), parse(high_text if range_dots else low_text)
-    factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
-    if range_dots and not 0 < first_size <= last_size:
-        raise click.BadParameter(
-            f"{text.strip()!r} is not an ascending range; write for example {example}"
-        )
-    if factor < 2:
-        raise click.BadParameter(
-            f"the factor of the range {text.strip()!r} is not a whole number of at least 2; write for "
-            f"example {example}"
-        )
-    powers = [first_size * factor**i for i in range(_MAX_SIZES)]
-    return [size for size in powers if size <= last_size] if range_dots else [first_size]
+def _parse_ranges(text: str, parse: Callable[[str], int], example: str) -> tuple[int, ...]:
+    """Return the sizes of a list of single sizes and ranges, each once. ``example`` is text for errors."""
+    sizes: dict[int, None] = {}
+    for item in _split_list(text):
+        low_text, is_range, high_and_factor = item.partition("..")
+        high_text, colon, factor_text = high_and_factor.partition(":")
+        if is_range and not (low_text.strip() and high_text.strip()):
+            raise click.BadParameter(
+                f"the range {item!r} lacks its first or last size; write for example {example}"
+            )
+        size, last = parse(low_text), parse(high_text if is_range else low_text)
+        factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
+        if is_range and not 0 < size <= last:
+            raise click.BadParameter(
+                f"{item!r} is not an ascending range; write for example {example}"
+            )
+        if factor < 2:
+            raise click.BadParameter(
+                f"the factor of the range {item!r} is not a whole number of at least 2; write for "
+                f"example {example}"
+            )
+        powers = (size * factor**i for i in range(_MAX_SIZES if is_range else 1))
+        sizes |= dict.fromkeys(power for power in powers if power <= last)
+    return tuple(sizes)
 
 
 # The title of the shared options, and the help that describes them.
@@ -192,36 +182,26 @@ def spec_options(spec_class: type[Spec]) -> tuple[Decorator, ...]:
 
 
 def _click_option(field_name: str, spec_option: Option) -> Decorator:
-    attributes: dict[str, Any] = {"metavar": spec_option.metavar}
-    match spec_option.kind:
-        case "flag":
-            attributes = {"is_flag": True}
-        case "choice":
-            attributes["type"] = click.Choice(spec_option.choices)
-        case "int":
-            attributes["type"] = int
-        case "file":
-            attributes["type"] = FILE
-        case "bytes":
-            attributes["type"] = byte_size
-        case "name":
-            attributes["type"] = Value(spec_option.choices)
-        case kind:
-            is_list = kind == "names"
-            attributes["type"] = Value(spec_option.choices, _LIST_PARSERS[kind], is_list=is_list)
+    choices, kind = spec_option.choices, spec_option.kind
+    types: dict[str, Any] = {
+        "choice": lambda: click.Choice(choices),
+        "int": lambda: int,
+        "file": lambda: FILE,
+        "bytes": lambda: byte_size,
+        "name": lambda: Value(choices),
+        "names": lambda: Value(choices, parse_names, is_list=True),
+        "counts": lambda: Value(choices, parse_counts),
+        "sizes": lambda: Value(choices, parse_sizes),
+        "elements": lambda: Value(choices, parse_elements),
+    }
+    is_flag = kind == "flag"
+    attributes = {} if is_flag else {"type": types[kind](), "metavar": spec_option.metavar}
     add_option = option(
         spec_option.name,
         field_name,
         help=spec_option.help,
         multiple=spec_option.is_repeatable,
+        is_flag=is_flag,
         **attributes,
     )
     return option_group(spec_option.group, add_option)[0] if spec_option.group else add_option
-
-
-_LIST_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "names": parse_names,
-    "counts": parse_counts,
-    "sizes": parse_sizes,
-    "elements": parse_elements,
-}
