@@ -384,11 +384,6 @@ def y_value(chart: Chart, y: float) -> Value:
     return _with_unit(chart.y_unit, y)
 
 
-def format_y(chart: Chart, y: float) -> str:
-    """Format a value on the y axis with its unit."""
-    return format_value(y_value(chart, y))
-
-
 def _with_unit(unit: str, number: float) -> Value:
     if not math.isfinite(number):
         return Unavailable("not a number")

@@ -60,19 +60,19 @@ def _json_text(json_value: object, *, indented_levels: int = _INDENTED_LEVELS) -
 
 def _indented_pieces(json_value: object, depth: int, levels: int) -> Iterator[str]:
     """Yield the text with indented outer levels; each deeper value is one line, formatted by ``json``."""
-    if depth == levels or not json_value or not isinstance(json_value, (dict, list)):
+    members: list[tuple[str, object]]
+    if depth < levels and json_value and isinstance(json_value, dict):
+        brackets = "{}"
+        members = [
+            (f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in json_value.items()
+        ]
+    elif depth < levels and json_value and isinstance(json_value, list):
+        brackets, members = "[]", [("", item) for item in json_value]
+    else:
         yield json.dumps(json_value, ensure_ascii=False, allow_nan=False)
         return
-    members = _members_of(json_value)
-    opening_bracket, closing_bracket = "{}" if isinstance(json_value, dict) else "[]"
     margin = "  " * depth
     for index, (key_text, item) in enumerate(members):
-        yield f"{',' if index else opening_bracket}\n{margin}  {key_text}"
+        yield f"{',' if index else brackets[0]}\n{margin}  {key_text}"
         yield from _indented_pieces(item, depth + 1, levels)
-    yield f"\n{margin}{closing_bracket}"
-
-
-def _members_of(json_value: dict[str, object] | list[object]) -> Iterator[tuple[str, object]]:
-    if isinstance(json_value, list):
-        return (("", item) for item in json_value)
-    return ((f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in json_value.items())
+    yield f"\n{margin}{brackets[1]}"

@@ -23,8 +23,8 @@ from cudakit.report.document import (
     View,
     format_frame,
     format_value,
-    format_y,
     x_value,
+    y_value,
 )
 from cudakit.report.escape import escape_invisible
 
@@ -48,31 +48,26 @@ def render(document: Document) -> str:
 
 def _node_texts(nodes: Sequence[Node], level: int) -> Iterator[str]:
     for node in nodes:
-        yield from _texts_of_node(node, level)
-
-
-def _texts_of_node(node: Node, level: int) -> Iterator[str]:
-    match node:
-        case Section(title, nodes):
-            yield from _section_texts(title, nodes, level)
-        case Facts(rows) if rows:
-            yield "\n".join(f"* **{_escape(label)}**: {_cell_text(value)}" for label, value in rows)
-        case Table():
-            yield _table_text(node)
-        case Chart():
-            yield _chart_text(node)
-        case Note():
-            yield _note_text(node)
-        case View():
-            yield from _texts_of_node(node.fallback, level)
-
-
-def _section_texts(title: str, nodes: Sequence[Node], level: int) -> Iterator[str]:
-    """Yield a heading and the nodes of a section; nothing for an empty section."""
-    content = list(_node_texts(nodes, level + 1))
-    if content:
-        yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escape(title)}"
-        yield from content
+        match node:
+            case Section(title, inner_nodes):
+                # An empty section has no heading.
+                if content := list(_node_texts(inner_nodes, level + 1)):
+                    yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escape(title)}"
+                    yield from content
+            case Facts(rows) if rows:
+                yield "\n".join(
+                    f"* **{_escape(label)}**: {_cell_text(value)}" for label, value in rows
+                )
+            case Table():
+                yield _table_text(node)
+            case Chart():
+                yield _chart_text(node)
+            case Note():
+                lines = [f"> **{LEVELS[node.level]}**: {_escape(node.text)}"]
+                lines += [f"> * {_paragraph_text(remedy)}" for remedy in node.remedies]
+                yield "\n".join(lines)
+            case View():
+                yield from _node_texts([node.fallback], level)
 
 
 def _table_text(table: Table) -> str:
@@ -91,28 +86,15 @@ def _chart_text(chart: Chart) -> str:
     title = f"**{_escape(chart.title)}**"
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
-    point_indices = range(0, len(chart.x), -(-len(chart.x) // _MAX_POINTS))
     lines = [
         _table_line((_escape(chart.x_label), *(_escape(series.name) for series in chart.series))),
         _table_line("---:" for _ in range(len(chart.series) + 1)),
-        *(
-            _table_line(
-                _escape(text)
-                for text in (
-                    format_value(x_value(chart, chart.x[point_index].item())),
-                    *(format_y(chart, float(series.y[point_index])) for series in chart.series),
-                )
-            )
-            for point_index in point_indices
-        ),
     ]
+    for index in range(0, len(chart.x), -(-len(chart.x) // _MAX_POINTS)):
+        x = format_value(x_value(chart, chart.x[index].item()))
+        heights = (format_value(y_value(chart, float(series.y[index]))) for series in chart.series)
+        lines.append(_table_line(map(_escape, (x, *heights))))
     return "\n".join((title, "", *lines))
-
-
-def _note_text(note: Note) -> str:
-    lines = [f"> **{LEVELS[note.level]}**: {_escape(note.text)}"]
-    lines += [f"> * {_paragraph_text(remedy)}" for remedy in note.remedies]
-    return "\n".join(lines)
 
 
 def _table_line(cells: Iterator[str] | Sequence[str]) -> str:

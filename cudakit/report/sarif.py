@@ -34,34 +34,31 @@ def render(document: Document, *, root: str = "") -> str:
     notes = tuple(node for node in walk(document.nodes) if isinstance(node, Note))
     results = [(note, note.finding) for note in notes if note.finding is not None]
     rules = {finding.rule: finding for _, finding in results}
-    run = {
-        "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule_object, rules.values()))}},
+    rule_objects = [
+        {"id": finding.rule, "shortDescription": _plain_text(finding.meaning)}
+        for finding in rules.values()
+    ]
+    notifications = [
+        {"level": _LEVELS[note.level], "message": _message_object(note)}
+        for note in notes
+        if note.finding is None
+    ]
+    run: _Object = {
+        "tool": {"driver": {"name": "cudakit", "rules": rule_objects}},
         # executionSuccessful is true if the tool itself succeeded, whatever its results are (section
         # 3.20.14).
-        "invocations": [
-            {
-                "executionSuccessful": True,
-                "toolExecutionNotifications": [
-                    _notification_object(note) for note in notes if note.finding is None
-                ],
-            }
-        ],
-        **({"originalUriBaseIds": {_ROOT_ID: {"uri": _folder_uri(root)}}} if root else {}),
-        "results": [
-            _result_object(note, finding, list(rules).index(finding.rule), root)
-            for note, finding in results
-        ],
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notifications}],
     }
+    if root:
+        # The URI of a base directory ends with a slash (section 3.14.14).
+        folder = f"file://{_quote_path(root.rstrip('/'))}/"
+        run["originalUriBaseIds"] = {_ROOT_ID: {"uri": folder}}
+    run["results"] = [
+        _result_object(note, finding, list(rules).index(finding.rule), root)
+        for note, finding in results
+    ]
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(_escape_texts(log), indent=2) + "\n"
-
-
-def _rule_object(finding: Finding) -> _Object:
-    return {"id": finding.rule, "shortDescription": _plain_text(finding.meaning)}
-
-
-def _notification_object(note: Note) -> _Object:
-    return {"level": _LEVELS[note.level], "message": _message_object(note)}
 
 
 def _result_object(note: Note, finding: Finding, rule_index: int, root: str) -> _Object:
@@ -109,30 +106,17 @@ def _location_object(frame: Frame, root: str) -> _Object:
     location: _Object = {}
     if frame.name:
         location["logicalLocations"] = [{"fullyQualifiedName": frame.name, "kind": "function"}]
-    if frame.filename and not frame.filename.startswith("<"):
-        location["physicalLocation"] = _physical_location(frame, root)
-    return location
-
-
-def _physical_location(frame: Frame, root: str) -> _Object:
-    physical_location: _Object = {"artifactLocation": _artifact_object(frame.filename, root)}
-    if frame.line > 0:
-        physical_location["region"] = {"startLine": frame.line}
-    return physical_location
-
-
-def _artifact_object(filename: str, root: str) -> _Object:
-    path = PurePosixPath(filename)
+    if not frame.filename or frame.filename.startswith("<"):
+        return location
+    path = PurePosixPath(frame.filename)
     if root and path.is_relative_to(root):
-        return {"uri": _quote_path(str(path.relative_to(root))), "uriBaseId": _ROOT_ID}
-    if path.is_absolute():
-        return {"uri": f"file://{_quote_path(filename)}"}
-    return {"uri": _quote_path(filename)}
-
-
-def _folder_uri(root: str) -> str:
-    # The URI of a base directory ends with a slash (section 3.14.14).
-    return f"file://{_quote_path(root.rstrip('/'))}/"
+        artifact = {"uri": _quote_path(str(path.relative_to(root))), "uriBaseId": _ROOT_ID}
+    else:
+        prefix = "file://" if path.is_absolute() else ""
+        artifact = {"uri": f"{prefix}{_quote_path(frame.filename)}"}
+    region = {"region": {"startLine": frame.line}} if frame.line > 0 else {}
+    location["physicalLocation"] = {"artifactLocation": artifact, **region}
+    return location
 
 
 def _quote_path(path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.report.axis import Axis, rounded_axis, tight_axis
-from cudakit.report.document import Array, Chart, Marker, Series, format_y
-from cudakit.report.escape import Markup, element, escape, join
+from cudakit.report.document import Array, Chart, Marker, Series, format_value, y_value
+from cudakit.report.escape import Markup, element, escape
 from cudakit.report.picture import (
     Caption,
     Drawing,
     Figure,
-    Key,
     Legend,
     Plot,
     PlotKey,
@@ -26,6 +25,7 @@ from cudakit.report.picture import (
     series_class,
     shape,
     stretch_shapes,
+    to_units,
 )
 
 # Heights in pixels. A plot is as wide as the page.
@@ -71,84 +71,58 @@ class _PlacedMarker:
 
 def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Return shapes between axes, with legend and markers."""
-    placed_markers = _place_markers(markers, node.x)
-    markers_height = _MARKER_LINE_HEIGHT * max(
-        (placed_marker.line + 1 for placed_marker in placed_markers if placed_marker.has_label),
-        default=0,
-    )
-    shapes = map(draw_shape, node.shapes)
+    placed = _place_markers(markers, node.x)
+    top = _MARKER_LINE_HEIGHT * max((one.line + 1 for one in placed if one.has_label), default=0)
+    bottom = top + node.height
     picture = element(
         "svg",
         element("title", node.title),
         element("desc", node.description),
-        _y_grid(node.y, markers_height, node.height),
-        element("svg", *shapes, y=markers_height, width="100%", height=node.height, class_="plot"),
-        _x_labels(node.x, markers_height + node.height, node.x_label),
-        *(
-            _draw_marker(placed_marker, markers_height, markers_height + node.height)
-            for placed_marker in placed_markers
+        *_y_grid(node.y, top, node.height),
+        element(
+            "svg",
+            *map(draw_shape, node.shapes),
+            y=top,
+            width="100%",
+            height=node.height,
+            class_="plot",
         ),
+        *_x_labels(node.x, bottom, node.x_label),
+        *(_draw_marker(one, top, bottom) for one in placed),
         class_="chart",
         role="img",
         width="100%",
-        height=markers_height
-        + node.height
-        + _TICKS_HEIGHT
-        + (_X_LABEL_HEIGHT if node.x_label else 0),
+        height=bottom + _TICKS_HEIGHT + (_X_LABEL_HEIGHT if node.x_label else 0),
     )
-    caption = element("figcaption", node.title) if node.title else None
+    omitted = len(markers) - _MAX_MARKERS
     return element(
-        "figure", caption, _legend(node), picture, _omitted_markers(markers), class_="plotted"
+        "figure",
+        element("figcaption", node.title) if node.title else None,
+        _legend(node),
+        picture,
+        element("p", f"{omitted:,} more markers are not drawn.", class_="caption")
+        if omitted > 0
+        else None,
+        class_="plotted",
     )
 
 
-def _y_grid(axis: Axis, markers_height: int, height: int) -> Markup:
-    return join(
-        grid_element
-        for tick in axis.ticks
-        for line_y in (markers_height + round(height * (1 - axis.share(tick.value)), 1),)
-        for grid_element in (
-            element(
-                "line",
-                class_="grid" if tick.value else "zero",
-                x2="100%",
-                y1=line_y,
-                y2=line_y,
-            ),
-            draw_shape(name_beside(tick.label, y=line_y)),
-        )
-    )
+def _y_grid(axis: Axis, top: int, height: int) -> Iterator[Markup]:
+    for tick in axis.ticks:
+        y = top + round(height * (1 - axis.share(tick.value)), 1)
+        yield element("line", class_="grid" if tick.value else "zero", x2="100%", y1=y, y2=y)
+        yield draw_shape(name_beside(tick.label, y=y))
 
 
-def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
-    ticks = (
-        join(
-            (
-                element("line", class_="axis", x1=label_x, x2=label_x, y1=bottom, y2=bottom + 5),
-                element(
-                    "text",
-                    escape(tick.label, limit=_MAX_TICK_LABEL_LENGTH),
-                    class_="tick middle",
-                    x=label_x,
-                    y=bottom + 19,
-                ),
-            )
-        )
-        for tick in axis.ticks
-        for label_x in (percent(axis.share(tick.value)),)
-    )
-    axis_name = (
-        element(
-            "text",
-            escape(label, limit=_MAX_LABEL_LENGTH),
-            class_="tick end",
-            x="100%",
-            y=bottom + 37,
-        )
-        if label
-        else None
-    )
-    return join((*ticks, axis_name))
+def _x_labels(axis: Axis, bottom: int, label: str) -> Iterator[Markup]:
+    for tick in axis.ticks:
+        x = percent(axis.share(tick.value))
+        yield element("line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 5)
+        text = escape(tick.label, limit=_MAX_TICK_LABEL_LENGTH)
+        yield element("text", text, class_="tick middle", x=x, y=bottom + 19)
+    if label:
+        text = escape(label, limit=_MAX_LABEL_LENGTH)
+        yield element("text", text, class_="tick end", x="100%", y=bottom + 37)
 
 
 def _legend(node: Plot) -> Markup | None:
@@ -185,61 +159,40 @@ def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]
     Labels that extend to the left are placed from right to left, the others from left to right. In this order
     the line of a marker, which starts at its label, crosses no label placed before.
     """
-    finite_markers = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
-    unplaced_markers = [_place_marker(marker, axis) for marker in finite_markers[:_MAX_MARKERS]]
-    left_markers = [
-        placed_marker for placed_marker in reversed(unplaced_markers) if placed_marker.extends_left
-    ]
-    placed_markers: list[_PlacedMarker] = []
-    for placed_marker in left_markers + [
-        placed_marker for placed_marker in unplaced_markers if not placed_marker.extends_left
-    ]:
-        lines = [
-            earlier_marker.line
-            for earlier_marker in placed_markers
-            if earlier_marker.has_label and earlier_marker.overlaps(placed_marker)
-        ]
-        placed_markers.append(replace(placed_marker, line=max(lines, default=-1) + 1))
-    return placed_markers
+    unplaced = []
+    finite = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
+    for marker in finite[:_MAX_MARKERS]:
+        share = min(max(axis.share(marker.x), 0.0), 1.0)
+        width = _CHARACTER_WIDTH_SHARE * (min(len(marker.label), _MAX_LABEL_LENGTH) + 3)
+        end = share - width if share + width > 1 else share + width
+        unplaced.append(_PlacedMarker(marker, share, end))
+    to_left = [one for one in reversed(unplaced) if one.extends_left]
+    placed: list[_PlacedMarker] = []
+    for one in to_left + [one for one in unplaced if not one.extends_left]:
+        lines = [earlier.line for earlier in placed if earlier.has_label and earlier.overlaps(one)]
+        placed.append(replace(one, line=max(lines, default=-1) + 1))
+    return placed
 
 
-def _place_marker(marker: Marker, axis: Axis) -> _PlacedMarker:
-    share = min(max(axis.share(marker.x), 0.0), 1.0)
-    width_share = _CHARACTER_WIDTH_SHARE * (min(len(marker.label), _MAX_LABEL_LENGTH) + 3)
-    extends_left = share + width_share > 1
-    return _PlacedMarker(
-        marker, share, share - width_share if extends_left else share + width_share
-    )
-
-
-def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int) -> Markup:
-    marker_x, marker = percent(placed_marker.share), placed_marker.marker
-    line_top = (
-        placed_marker.line * _MARKER_LINE_HEIGHT + 4 if placed_marker.has_label else markers_height
-    )
-    label_text = f"{_SYMBOLS[marker.level]} {marker.label}"
+def _draw_marker(placed: _PlacedMarker, top: int, bottom: int) -> Markup:
+    marker, x = placed.marker, percent(placed.share)
+    line_top = placed.line * _MARKER_LINE_HEIGHT + 4 if placed.has_label else top
+    text = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        escape(label_text, limit=_MAX_LABEL_LENGTH),
-        class_="end" if placed_marker.extends_left else None,
-        x=marker_x,
-        dx=-5 if placed_marker.extends_left else 5,
+        escape(text, limit=_MAX_LABEL_LENGTH),
+        class_="end" if placed.extends_left else None,
+        x=x,
+        dx=-5 if placed.extends_left else 5,
         y=line_top + 9,
     )
     return element(
         "g",
-        element("title", label_text),
-        element("line", x1=marker_x, x2=marker_x, y1=line_top, y2=bottom),
-        label if placed_marker.has_label else None,
+        element("title", text),
+        element("line", x1=x, x2=x, y1=line_top, y2=bottom),
+        label if placed.has_label else None,
         class_=f"marker {marker.level}",
     )
-
-
-def _omitted_markers(markers: Sequence[Marker]) -> Markup | None:
-    omitted_count = len(markers) - _MAX_MARKERS
-    if omitted_count <= 0:
-        return None
-    return element("p", f"{omitted_count:,} more markers are not drawn.", class_="caption")
 
 
 # --- charts as plots of curves; every point is drawn, at most some thousand ------------------------
@@ -262,22 +215,22 @@ def chart(node: Chart) -> Markup:
         return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
     x, y = tight_axis(*x_range, node.x_unit), rounded_axis(*y_range, node.y_unit)
     paths = [
-        shape(
-            "path", class_=f"line {series_class(series_index)}", d=_curve_path(series, node, x, y)
-        )
-        for series_index, series in enumerate(node.series)
+        shape("path", class_=f"line {series_class(index)}", d=_curve_path(series, node, x, y))
+        for index, series in enumerate(node.series)
     ]
-    legend_keys = [_legend_key(series, node) for series in node.series]
-    curve_names = ", ".join(
-        f"{legend_key.name} ({legend_key.remark})" for legend_key in legend_keys[:8]
-    )
+    keys = []
+    for series, values in zip(node.series, heights, strict=True):
+        range_of_series = _finite_range(values)
+        highest = format_value(y_value(node, range_of_series[1])) if range_of_series else ""
+        keys.append(PlotKey(series.name, f"max {highest}" if highest else "no data"))
+    curve_names = ", ".join(f"{key.name} ({key.remark})" for key in keys[:8])
     drawing = Plot(
         "line",
         node.title,
         x,
         y,
         shapes=(stretch_shapes(paths, width=_COORDINATE_WIDTH, height=_COORDINATE_HEIGHT),),
-        legend=tuple(legend_keys) if len(legend_keys) > 1 else (),
+        legend=tuple(keys) if len(keys) > 1 else (),
         description=f"line chart: {curve_names}",
         x_label=node.x_label,
     )
@@ -292,8 +245,8 @@ def _curve_path(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     # A point starts a new line if values before it are missing.
     gap_counts = np.cumsum(~is_finite)[is_finite]
     is_line_start = np.diff(gap_counts, prepend=-1) != 0
-    x_positions = _rounded_positions(x.shares(points_x[is_finite]) * _COORDINATE_WIDTH)
-    y_positions = _rounded_positions((1 - y.shares(points_y[is_finite])) * _COORDINATE_HEIGHT)
+    x_positions = to_units(x.shares(points_x[is_finite]), _COORDINATE_WIDTH)
+    y_positions = to_units(1 - y.shares(points_y[is_finite]), _COORDINATE_HEIGHT)
     join_format = "H{0}V{1}" if series.step else "L{0} {1}"
     path = "".join(
         ("M{0} {1}" if is_start else join_format).format(left, top)
@@ -310,19 +263,9 @@ def _finite_values(values: Array) -> npt.NDArray[np.float64]:
     return floats if is_drawable.all() else np.where(is_drawable, floats, np.nan)
 
 
-def _rounded_positions(positions: Array) -> list[int]:
-    rounded_positions: list[int] = np.rint(positions).astype(np.int64).tolist()
-    return rounded_positions
-
-
 def _finite_range(values: Array) -> tuple[float, float] | None:
     finite_values = values[np.isfinite(values)]
     return (float(finite_values.min()), float(finite_values.max())) if finite_values.size else None
-
-
-def _legend_key(series: Series, node: Chart) -> PlotKey:
-    y_range = _finite_range(_finite_values(series.y))
-    return PlotKey(series.name, f"max {format_y(node, y_range[1])}" if y_range else "no data")
 
 
 # --- shapes and figures ----------------------------------------------------------------------------
@@ -347,29 +290,27 @@ def figure(node: Figure) -> Markup:
 def _draw_part(part: Legend | Drawing | Caption) -> Markup:
     match part:
         case Legend(keys, width):
-            return element("ul", *(_legend_item(key, width) for key in keys), class_="legend")
+            items = []
+            for key in keys:
+                sample = draw_shape(key.sample)
+                sample = element(
+                    "svg", sample, class_="key", width=width, height=12, aria_hidden="true"
+                )
+                remark = element("span", key.remark, class_="muted")
+                items.append(
+                    element("li", sample, key.name, *((" ", remark) if key.remark else ()))
+                )
+            return element("ul", *items, class_="legend")
         case Drawing():
-            return _drawing(part)
+            return element(
+                "svg",
+                element("title", part.title),
+                element("desc", part.description) if part.description else None,
+                *map(draw_shape, part.shapes),
+                class_="chart",
+                role="img",
+                width="100%",
+                height=part.height,
+            )
         case Caption(text):
             return element("p", text, class_="caption")
-
-
-def _legend_item(key: Key, width: int) -> Markup:
-    sample_element = element(
-        "svg", draw_shape(key.sample), class_="key", width=width, height=12, aria_hidden="true"
-    )
-    remark = join((" ", element("span", key.remark, class_="muted"))) if key.remark else None
-    return element("li", sample_element, key.name, remark)
-
-
-def _drawing(drawing: Drawing) -> Markup:
-    return element(
-        "svg",
-        element("title", drawing.title),
-        element("desc", drawing.description) if drawing.description else None,
-        *map(draw_shape, drawing.shapes),
-        class_="chart",
-        role="img",
-        width="100%",
-        height=drawing.height,
-    )
