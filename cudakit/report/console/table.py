@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, TypeAlias
@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.report.console import text
 from cudakit.report.console import text as theme
 from cudakit.report.console.text import cut, escape, format_value, pad, style_of, style_value, wrap
 from cudakit.report.document import (
@@ -64,149 +63,107 @@ _BAR_GLYPHS = " ▏▎▍▌▋▊▉█"
 
 def table_lines(table: Table, width: int) -> list[Text]:
     """Return the lines of a table; columns that do not fit are named below it."""
-    width_by_column = _width_by_column(table, width)
-    rule = Text(
-        "─" * (sum(width_by_column.values()) + _COLUMN_GAP * (len(width_by_column) - 1)),
-        theme.FAINT,
+    with_callers = width >= _CALLERS_MIN_WIDTH
+    widths = _fit_widths(
+        [
+            _measure_column(
+                column,
+                [row[index] for row in (*table.rows, *filter(None, [table.total_row]))],
+                with_callers=with_callers,
+            )
+            for index, column in enumerate(table.columns)
+        ],
+        width,
     )
-    lines = [*_table_header_lines(table.columns, width_by_column), rule]
-    repeated_lines = _repeated_stack_lines(table, width_by_column, width)
+
+    def row_lines(
+        row: Sequence[Value], columns: Sequence[Column], repeated: Set[str] = frozenset()
+    ) -> list[Text]:
+        cells = {
+            index: _cell_lines(
+                columns[index], row[index], cell_width, repeated, with_callers=with_callers
+            )
+            for index, cell_width in widths.items()
+        }
+        return _join_cells(columns, cells, widths)
+
+    rule = Text("─" * (sum(widths.values()) + _COLUMN_GAP * (len(widths) - 1)), theme.FAINT)
+    lines = [*_header_lines(table.columns, widths), rule]
+    # Lines that several call stacks of a column share: these stacks get two lines each.
+    counts = Counter(
+        (index, _stack_cell_line(row[index], cell_width, with_callers=with_callers).plain)
+        for index, cell_width in widths.items()
+        for row in table.rows
+        if isinstance(row[index], Stack | Frame)
+    )
+    repeated = {line for (_, line), count in counts.items() if count > 1}
     for row_number, row in enumerate(table.rows):
-        row_lines = _row_lines(table.columns, row, width_by_column, width, repeated_lines)
-        lines += _make_faint(row_lines) if row_number in table.faint_rows else row_lines
+        lines_of_row = row_lines(row, table.columns, repeated)
+        for line in lines_of_row if row_number in table.faint_rows else ():
+            line.stylize(theme.FAINT)
+        lines += lines_of_row
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
     if table.total_row is not None:
-        lines += [rule, *_total_lines(table.columns, table.total_row, width_by_column, width)]
-    return lines + _lines_below(table, width_by_column, width)
+        # A total is 100%, so its bar would always be full.
+        columns = [
+            replace(column, kind="number") if column.kind == "bar" else column
+            for column in table.columns
+        ]
+        total_lines = row_lines(table.total_row, columns)
+        for line in total_lines:
+            line.stylize_before(theme.TOTAL)
+        lines += [rule, *total_lines]
+    return lines + _lines_below(table, widths, width)
 
 
-def _width_by_column(table: Table, width: int) -> dict[int, int]:
-    all_rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
-    column_widths = [
-        _measure_column(
-            column, [row[index] for row in all_rows], with_callers=width >= _CALLERS_MIN_WIDTH
-        )
-        for index, column in enumerate(table.columns)
-    ]
-    return _fit_widths(column_widths, width)
-
-
-def _table_header_lines(
-    columns: Sequence[Column], width_by_column: Mapping[int, int]
-) -> list[Text]:
+def _header_lines(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
     lines_by_column = {
-        index: _header_lines(columns[index], width) for index, width in width_by_column.items()
+        index: [
+            Text(cut(line, width), theme.HEADER)
+            for line in wrap(escape(columns[index].name), width, max_lines=_MAX_CELL_LINES)
+        ]
+        for index, width in widths.items()
     }
     height = max(map(len, lines_by_column.values()), default=0)
-    bottom_aligned_cells = {
+    bottom_aligned = {
         index: [Text()] * (height - len(lines)) + lines for index, lines in lines_by_column.items()
     }
-    return _join_cells(columns, bottom_aligned_cells, width_by_column)
-
-
-def _row_lines(
-    columns: Sequence[Column],
-    row: Sequence[Value],
-    width_by_column: Mapping[int, int],
-    width: int,
-    repeated_lines: frozenset[str] = frozenset(),
-) -> list[Text]:
-    with_callers = width >= _CALLERS_MIN_WIDTH
-    lines_by_column = {
-        index: _cell_lines(
-            columns[index], row[index], cell_width, repeated_lines, with_callers=with_callers
-        )
-        for index, cell_width in width_by_column.items()
-    }
-    return _join_cells(columns, lines_by_column, width_by_column)
-
-
-def _repeated_stack_lines(
-    table: Table, width_by_column: Mapping[int, int], width: int
-) -> frozenset[str]:
-    """Return the lines that several call stacks of one column share; these stacks get two lines each."""
-    repeated_lines: set[str] = set()
-    for index, cell_width in width_by_column.items():
-        lines = Counter(
-            _stack_cell_line(row[index], cell_width, with_callers=width >= _CALLERS_MIN_WIDTH).plain
-            for row in table.rows
-            if isinstance(row[index], Stack | Frame)
-        )
-        repeated_lines.update(
-            line for line, repetition_count in lines.items() if repetition_count > 1
-        )
-    return frozenset(repeated_lines)
-
-
-def _make_faint(lines: list[Text]) -> list[Text]:
-    for line in lines:
-        line.stylize(theme.FAINT)
-    return lines
-
-
-def _total_lines(
-    columns: Sequence[Column], row: Sequence[Value], width_by_column: Mapping[int, int], width: int
-) -> list[Text]:
-    # A total is 100%, so its bar would always be full.
-    total_cells = [
-        replace(column, kind="number") if column.kind == "bar" else column for column in columns
-    ]
-    lines = _row_lines(total_cells, row, width_by_column, width)
-    for line in lines:
-        line.stylize_before(theme.TOTAL)
-    return lines
-
-
-def _is_right_aligned(column: Column, width: int) -> bool:
-    """Return whether a column is of numbers; a column that is too narrow for its bars has only numbers."""
-    has_bars = column.kind == "bar" and width - _FIGURE_WIDTH - 1 >= _MIN_BAR_WIDTH
-    return column.kind == "number" or (column.kind == "bar" and not has_bars)
+    return _join_cells(columns, bottom_aligned, widths)
 
 
 def _join_cells(
-    columns: Sequence[Column],
-    lines_by_column: Mapping[int, list[Text]],
-    width_by_column: Mapping[int, int],
+    columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
 ) -> list[Text]:
     """Join the cells of a row into lines of text."""
     lines = []
-    for line_number in range(max(map(len, lines_by_column.values()), default=0)):
-        line_parts = [
-            pad(
-                lines_by_column[index][line_number].copy()
-                if line_number < len(lines_by_column[index])
-                else Text(),
-                width,
-                is_right_aligned=_is_right_aligned(columns[index], width),
-            )
-            for index, width in width_by_column.items()
-        ]
-        lines.append(Text(" " * _COLUMN_GAP).join(line_parts))
+    for number in range(max(map(len, cells.values()), default=0)):
+        parts = []
+        for index, width in widths.items():
+            part = cells[index][number].copy() if number < len(cells[index]) else Text()
+            kind = columns[index].kind
+            # A column that is too narrow for its bars has only numbers.
+            has_bars = width - _FIGURE_WIDTH - 1 >= _MIN_BAR_WIDTH
+            is_number = kind == "number" or (kind == "bar" and not has_bars)
+            parts.append(pad(part, width, is_right_aligned=is_number))
+        lines.append(Text(" " * _COLUMN_GAP).join(parts))
     return lines
 
 
-def _lines_below(table: Table, width_by_column: Mapping[int, int], width: int) -> list[Text]:
-    hidden_names = [
-        escape(column.name)
-        for index, column in enumerate(table.columns)
-        if index not in width_by_column
+def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
+    """Return the names of hidden columns, and the caption without the sentences that explain these."""
+    hidden = [
+        escape(column.name) for index, column in enumerate(table.columns) if index not in widths
     ]
-    sentences = (
-        [f"Columns hidden at this width: {', '.join(hidden_names)}."] if hidden_names else []
+    beginnings = tuple(f"{name.lower()}:" for name in hidden)
+    caption = " ".join(
+        sentence
+        for sentence in _SENTENCE_END.split(escape(table.caption))
+        if not sentence.lower().startswith(beginnings)
     )
-    caption = _visible_caption(escape(table.caption), hidden_names)
+    sentences = [f"Columns hidden at this width: {', '.join(hidden)}."] if hidden else []
     sentences += [caption] if caption else []
-    return [Text(line, theme.FAINT) for text in sentences for line in wrap(text, width)]
-
-
-def _visible_caption(caption: str, hidden_names: Sequence[str]) -> str:
-    """Return the caption without the sentences that explain a hidden column."""
-    beginnings = tuple(f"{name.lower()}:" for name in hidden_names)
-    sentences = _SENTENCE_END.split(caption)
-    return " ".join(
-        sentence for sentence in sentences if not sentence.lower().startswith(beginnings)
-    )
+    return [Text(line, theme.FAINT) for sentence in sentences for line in wrap(sentence, width)]
 
 
 # --- widths of columns -----------------------------------------------------------------------------
@@ -224,43 +181,28 @@ class _ColumnWidths:
     min_width: int  # minimum width: a column that would be narrower is hidden
 
 
-def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
+def _fit_widths(columns: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
     """Return the width of each column that fits, by index; a column left out has no entry."""
-    visible_indices = _visible_columns(column_widths, width)
-    available_width = width - _COLUMN_GAP * (len(visible_indices) - 1)
-    width_by_column = {
-        index: min(column_widths[index].natural_width, available_width) for index in visible_indices
-    }
-    for kind, min_width in _SHRINK_ORDER:
-        indices_of_kind = [index for index in visible_indices if column_widths[index].kind == kind]
-        _shrink(
-            width_by_column,
-            {index: getattr(column_widths[index], min_width) for index in indices_of_kind},
-            available_width,
-        )
-    return width_by_column
 
+    def hide_rank(index: int) -> tuple[int, int]:
+        column = columns[index]
+        return (-1 if column.is_optional else _HIDE_ORDER.index(column.kind), -index)
 
-def _hide_rank(column: _ColumnWidths, index: int) -> tuple[int, int]:
-    """Return the sort key of a column in the order of hiding."""
-    return (-1 if column.is_optional else _HIDE_ORDER.index(column.kind), -index)
-
-
-def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list[int]:
-    visible_indices = list(range(len(column_widths)))
-    hide_order = sorted(visible_indices, key=lambda index: _hide_rank(column_widths[index], index))
-    for index in hide_order[:-1]:
-        if (
-            sum(
-                column_widths[visible_index].min_width + _COLUMN_GAP
-                for visible_index in visible_indices
-            )
-            - _COLUMN_GAP
-            <= width
-        ):
+    visible = list(range(len(columns)))
+    for hidden in sorted(visible, key=hide_rank)[:-1]:
+        if sum(columns[i].min_width + _COLUMN_GAP for i in visible) - _COLUMN_GAP <= width:
             break
-        visible_indices.remove(index)
-    return visible_indices
+        visible.remove(hidden)
+    available = width - _COLUMN_GAP * (len(visible) - 1)
+    widths = {index: min(columns[index].natural_width, available) for index in visible}
+    for kind, min_width in _SHRINK_ORDER:
+        min_widths = {
+            index: getattr(columns[index], min_width)
+            for index in visible
+            if columns[index].kind == kind
+        }
+        _shrink(widths, min_widths, available)
+    return widths
 
 
 def _shrink(
@@ -308,7 +250,7 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
 
 
 def _cell_lines(
-    column: Column, cell: Value, width: int, repeated_lines: frozenset[str], *, with_callers: bool
+    column: Column, cell: Value, width: int, repeated_lines: Set[str], *, with_callers: bool
 ) -> list[Text]:
     """Return the lines of a cell; text and stacks can have several lines.
 
@@ -333,24 +275,6 @@ def _cell_lines(
             return [line]
 
 
-def _header_lines(column: Column, width: int) -> list[Text]:
-    """Return the lines of the name of a column."""
-    name = escape(column.name)
-    return [
-        Text(cut(line, width), theme.HEADER)
-        for line in wrap(name, width, max_lines=_MAX_CELL_LINES)
-    ]
-
-
-def _bar_glyphs(ratio: float, width: int) -> str:
-    """Return a bar of at most ``width`` cells, with a resolution of 1/8 cell; never empty above 0."""
-    eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
-    if ratio > 0:
-        eighths = max(eighths, 1)
-    full_cells, remaining_eighths = divmod(eighths, 8)
-    return "█" * full_cells + _BAR_GLYPHS[remaining_eighths].strip()
-
-
 def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
     match column.kind, cell:
         case "bar", Ratio():
@@ -366,13 +290,16 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def _bar_text(ratio: float, width: int) -> Text:
-    figure_text = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
-    bar_width = width - len(figure_text) - 1
+    """Return a bar with a resolution of 1/8 cell, which is never empty above 0, and its number."""
+    figure = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
+    bar_width = width - len(figure) - 1
     if bar_width < _MIN_BAR_WIDTH:
-        return Text(cut(figure_text.strip(), width).rjust(width))
-    return Text.assemble(
-        (_bar_glyphs(ratio, bar_width).ljust(bar_width), theme.BAR), f" {figure_text}"
-    )
+        return Text(cut(figure.strip(), width).rjust(width))
+    eighths = round(min(max(ratio, 0.0), 1.0) * bar_width * 8)
+    if ratio > 0:
+        eighths = max(eighths, 1)
+    bar = "█" * (eighths // 8) + _BAR_GLYPHS[eighths % 8].strip()
+    return Text.assemble((bar.ljust(bar_width), theme.BAR), f" {figure}")
 
 
 def _stack_cell_line(cell: Value, width: int, *, with_callers: bool) -> Text:
@@ -419,14 +346,14 @@ def callers(stack: Stack) -> list[str]:
 def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
-        return _cut_line(Text(NO_STACK, text.FAINT), width)
+        return _cut_line(Text(NO_STACK, theme.FAINT), width)
     forms = list(_stack_forms(stack, width))
     fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
     line = _cut_line(Text(fitting_form), width)
     for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
-        line.append(_CALLED_FROM + caller, text.FAINT)
+        line.append(_CALLED_FROM + caller, theme.FAINT)
     return line
 
 
@@ -442,7 +369,7 @@ def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
     lines would look the same.
     """
     if not stack.frames:
-        return [_cut_line(Text(NO_STACK, text.FAINT), width)]
+        return [_cut_line(Text(NO_STACK, theme.FAINT), width)]
     site_line = _first_fitting(_frame_forms(site(stack)), width)
     if caller := distinct_caller(stack):
         file_and_line = f"…/{escape(format_place(caller)).rpartition('/')[2]}"
@@ -452,7 +379,7 @@ def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
     if not second_forms:
         return [site_line]
     second_line = _first_fitting([f"  {form}" for form in second_forms], width)
-    second_line.stylize(text.FAINT)
+    second_line.stylize(theme.FAINT)
     return [site_line, second_line]
 
 
