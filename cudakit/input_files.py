@@ -28,50 +28,34 @@ _CHUNK_BYTES: Final = 1 << 20
 # Number of bytes at the start of a file that identify its kind.
 START_BYTES: Final = 4096
 
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-_ZIP_MAGIC: Final = b"PK\x03\x04"
 _SCHEMA: Final = re.compile(rb'^\s*\{\s*"schema":\s*"cudakit\.([a-z.-]+)/\d+"')
-# Keys that only memory snapshots have, in pickles and in JSON.
-_SNAPSHOT_KEYS: Final = (b"segments", b"device_traces")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFile:
-    """The kind of file that a command reads."""
+    """A kind of file that a command reads."""
 
     noun: str  # The kind with its article, for example "a memory snapshot".
-    hint: str  # How a file of this kind is written. PROGRAM stands for the user's program.
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownFile:
-    """A kind of file that some command of cudakit writes or reads."""
-
-    noun: str  # The kind with its article.
-    # The command for files of this kind, in which FILE is the file; empty if there is none.
+    # How a file of this kind is written; PROGRAM stands for the user's program. Of a file that is not
+    # expected, the command for it, in which FILE is the file; empty if there is none.
     hint: str = ""
 
 
-_LOG = _KnownFile(
-    "a log of cudakit run",
-    "read it with: cudakit sanitize FILE, or cudakit profile FILE if --profile wrote it",
-)
-_SNAPSHOT = _KnownFile("a memory snapshot", "show it with: cudakit memviz FILE")
 _BENCH_HINT = "compare it with another result: cudakit bench compare FILE AFTER.json"
-_KNOWN_SCHEMAS: Mapping[str, _KnownFile] = MappingProxyType(
+_KNOWN_SCHEMAS: Mapping[str, ExpectedFile] = MappingProxyType(
     {
-        "profile": _KnownFile("a profile", "show it with: cudakit profile FILE"),
-        "bench": _KnownFile("a result of cudakit bench", _BENCH_HINT),
-        "suite": _KnownFile("a result of cudakit bench suite", _BENCH_HINT),
-        "tuned": _KnownFile(
+        "profile": ExpectedFile("a profile", "show it with: cudakit profile FILE"),
+        "bench": ExpectedFile("a result of cudakit bench", _BENCH_HINT),
+        "suite": ExpectedFile("a result of cudakit bench suite", _BENCH_HINT),
+        "tuned": ExpectedFile(
             "a result of cudakit bench gemm --tune",
             "use it with: cudakit bench gemm --tuned FILE",
         ),
-        "sanitize": _KnownFile("a saved report of races"),
-        "sanitize.baseline": _KnownFile(
+        "sanitize": ExpectedFile("a saved report of races"),
+        "sanitize.baseline": ExpectedFile(
             "a baseline of races", "use it with: cudakit run --sanitize --baseline FILE PROGRAM"
         ),
-        "memviz": _KnownFile("a saved report of cudakit memviz"),
+        "memviz": ExpectedFile("a saved report of cudakit memviz"),
     }
 )
 
@@ -139,15 +123,12 @@ def read_json(path: Path, expected_file: ExpectedFile) -> object:
             f"{path} is not valid JSON: {defect} (line {error.lineno}, column {error.colno})",
             hint=expected_file.hint,
         ) from None
-    except RecursionError:
+    except (RecursionError, ValueError) as error:
+        # int() raises ValueError for too many digits (sys.set_int_max_str_digits).
+        is_deep = isinstance(error, RecursionError)
+        defect = "its JSON is nested too deeply" if is_deep else "a number in its JSON is too long"
         raise InputError(
-            f"{path} is not {expected_file.noun}: its JSON is nested too deeply",
-            hint=expected_file.hint,
-        ) from None
-    except ValueError:  # int() raises this error for too many digits (sys.set_int_max_str_digits).
-        raise InputError(
-            f"{path} is not {expected_file.noun}: a number in its JSON is too long",
-            hint=expected_file.hint,
+            f"{path} is not {expected_file.noun}: {defect}", hint=expected_file.hint
         ) from None
     return value
 
@@ -159,16 +140,15 @@ def check_schema(
     found_schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(document, dict) and found_schema == schema:
         return document
-    if _is_another_version(found_schema, schema):
+    name, _, version = str(found_schema).partition("/")
+    if name == schema.partition("/")[0] and version.isdigit():
         raise InputError(
             f"{path} has the schema {found_schema!r}; expected {schema!r}",
             hint="read the file with the version of cudakit that wrote it",
         )
     if found_schema is None:
-        first_bytes, reason = (
-            json.dumps(document)[:START_BYTES].encode(),
-            f"it has no schema {schema!r}",
-        )
+        first_bytes = json.dumps(document)[:START_BYTES].encode()
+        reason = f"it has no schema {schema!r}"
     else:
         first_bytes = json.dumps({"schema": found_schema}).encode()
         reason = f"it has the schema {str(found_schema)[:60]!r}"
@@ -210,32 +190,29 @@ def wrong_file_error(
     return error_type(f"{path} is not {expected_file.noun}{reason_text}", hint=expected_file.hint)
 
 
-def _recognize(first_bytes: bytes) -> _KnownFile | None:
+def _recognize(first_bytes: bytes) -> ExpectedFile | None:
     """Return the kind of a file that starts with these bytes; None if the kind is unknown."""
-    if first_bytes.startswith(_GZIP_MAGIC):
+    if first_bytes.startswith(b"\x1f\x8b"):  # gzip
         with suppress(EOFError, OSError, zlib.error):
             first_bytes = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(
                 first_bytes, START_BYTES
             )
     if first_bytes.startswith(LOG_MAGIC):
-        return _LOG
+        return ExpectedFile(
+            "a log of cudakit run",
+            "read it with: cudakit sanitize FILE, or cudakit profile FILE if --profile wrote it",
+        )
     if match := _SCHEMA.match(first_bytes):
         schema_name = match[1].decode()
         return _KNOWN_SCHEMAS.get(
-            schema_name, _KnownFile(f"a JSON document with the schema cudakit.{schema_name}")
+            schema_name, ExpectedFile(f"a JSON document with the schema cudakit.{schema_name}")
         )
     if b'"traceEvents"' in first_bytes:
-        return _KnownFile("a timeline", "open it at https://ui.perfetto.dev")
-    if first_bytes.startswith((b"\x80", b"{", b"[")) and any(
-        key in first_bytes for key in _SNAPSHOT_KEYS
-    ):
-        return _SNAPSHOT
-    if first_bytes.startswith(_ZIP_MAGIC):
-        return _KnownFile("a zip archive (as torch.save writes)")
+        return ExpectedFile("a timeline", "open it at https://ui.perfetto.dev")
+    # Only memory snapshots have these keys, in pickles and in JSON.
+    has_snapshot_key = any(key in first_bytes for key in (b"segments", b"device_traces"))
+    if first_bytes.startswith((b"\x80", b"{", b"[")) and has_snapshot_key:
+        return ExpectedFile("a memory snapshot", "show it with: cudakit memviz FILE")
+    if first_bytes.startswith(b"PK\x03\x04"):
+        return ExpectedFile("a zip archive (as torch.save writes)")
     return None
-
-
-def _is_another_version(schema: object, expected_schema: str) -> bool:
-    """Return whether a schema is another version of the expected one."""
-    name, _, version = str(schema).partition("/")
-    return name == expected_schema.partition("/")[0] and version.isdigit()

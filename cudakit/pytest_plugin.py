@@ -349,8 +349,10 @@ class _Summary:
         if self._counts["tests"]:
             terminalreporter.section("CUDA races", sep="-")
             counts = {name: self._counts[name] for name in _COUNT_NOUNS if self._counts[name]}
-            counts_with_nouns = (_count_with_noun(name, count) for name, count in counts.items())
-            terminalreporter.write_line(f"checked: {', '.join(counts_with_nouns)}")
+            texts = (
+                f"{count:,} {_COUNT_NOUNS[name][count != 1]}" for name, count in counts.items()
+            )
+            terminalreporter.write_line(f"checked: {', '.join(texts)}")
             if not counts.keys() & {"launches", "copies", "fills"}:
                 terminalreporter.write_line("no GPU work was recorded, so nothing was checked")
         for note in self._notes:
@@ -369,7 +371,3 @@ class _Summary:
         self._counts.update(summary.get("counts", {}))
         self._notes |= dict.fromkeys(summary.get("notes", ()))
         self._incomplete_reasons |= dict.fromkeys(summary.get("incomplete", ()))
-
-
-def _count_with_noun(name: str, count: int) -> str:
-    return f"{count:,} {_COUNT_NOUNS[name][count != 1]}"

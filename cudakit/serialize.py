@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import (
@@ -67,30 +67,26 @@ def _json_name(field: Field[Any]) -> str | None:
 
 def _json_record(record: Any, inline_reasons: bool) -> dict[str, object]:
     members: dict[str, object] = {}
-    reason_by_path: _Reasons | None = None if inline_reasons else {}
-    for name, value in _json_members(record):
+    schema = getattr(record, "schema", None)
+    if isinstance(schema, str):
+        members["schema"] = schema
+    reasons: _Reasons | None = None if inline_reasons else {}
+    for field in fields(record):
+        name = _json_name(field)
+        if name is None or (field.name == "schema" and isinstance(schema, str)):
+            continue
         if name in members or name == _REASONS_KEY:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
-        members[name] = _json_value(value, name, reason_by_path)
-    if reason_by_path:
-        members[_REASONS_KEY] = reason_by_path
+        members[name] = _json_value(getattr(record, field.name), name, reasons)
+    if reasons:
+        members[_REASONS_KEY] = reasons
     return members
 
 
-def _json_members(record: Any) -> Iterator[tuple[str, object]]:
-    schema = getattr(record, "schema", None)
-    if isinstance(schema, str):
-        yield "schema", schema
-    for field in fields(record):
-        name = _json_name(field)
-        if name is not None and not (field.name == "schema" and isinstance(schema, str)):
-            yield name, getattr(record, field.name)
+def _json_value(value: object, path: str, reasons: _Reasons | None) -> object:
+    """Return the JSON form of a value at a path in its record.
 
-
-def _json_value(value: object, path_in_record: str, reason_by_path: _Reasons | None) -> object:
-    """Return the JSON form of a value.
-
-    Reasons of unavailable values are added to ``reason_by_path``; if it is None, they are inline.
+    Reasons of unavailable values are added to ``reasons``; if it is None, they are inline.
     """
     match value:
         case Enum():
@@ -100,22 +96,29 @@ def _json_value(value: object, path_in_record: str, reason_by_path: _Reasons | N
         case float():
             return float(value) if math.isfinite(value) else None
         case Unavailable(reason):
-            if reason_by_path is None:
+            if reasons is None:
                 return {_REASONS_KEY: reason}
-            reason_by_path[path_in_record] = reason
+            reasons[path] = reason
             return None
         case _ if _is_numpy_value(value):
-            return _json_array(value, path_in_record, reason_by_path)
+            return _json_array(value, path, reasons)
         case Mapping():
-            return _json_mapping(value, path_in_record, reason_by_path)
+            members: dict[str, object] = {}
+            for key, item in value.items():
+                if not isinstance(key, (Enum, str, int)):
+                    raise TypeError(
+                        f"{path}: a JSON key is a word or an integer, not {type(key).__name__}"
+                    )
+                name = key.name.lower() if isinstance(key, Enum) else str(key)
+                members[name] = _json_value(item, f"{path}.{name}", reasons)
+            return members
         case list() | tuple():
             return [
-                _json_value(item, f"{path_in_record}[{index}]", reason_by_path)
-                for index, item in enumerate(value)
+                _json_value(item, f"{path}[{index}]", reasons) for index, item in enumerate(value)
             ]
         case _ if _is_record(value):
-            return _json_record(value, reason_by_path is None)
-    raise TypeError(f"{path_in_record}: JSON has no form for {type(value).__name__}")
+            return _json_record(value, reasons is None)
+    raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
 def _is_numpy_value(value: object) -> bool:
@@ -124,43 +127,17 @@ def _is_numpy_value(value: object) -> bool:
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _json_array(value: object, path_in_record: str, reason_by_path: _Reasons | None) -> object:
+def _json_array(value: object, path: str, reasons: _Reasons | None) -> object:
     import numpy as np
 
     array: npt.NDArray[Any] = np.asarray(value)
-    if array.dtype.kind in "biu":
-        return array.tolist()
+    if array.dtype.kind not in "biufOU":
+        raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
     if array.dtype.kind == "f":
-        doubles = array.astype(np.float64)
-        items = doubles.tolist()
-        return (
-            items
-            if np.isfinite(doubles).all()
-            else _json_value(items, path_in_record, reason_by_path)
-        )
-    if array.dtype.kind in "OU":
-        return _json_value(array.tolist(), path_in_record, reason_by_path)
-    raise TypeError(f"{path_in_record}: JSON has no form for an array of {array.dtype}")
-
-
-def _json_mapping(
-    mapping: Mapping[Any, object], path_in_record: str, reason_by_path: _Reasons | None
-) -> dict[str, object]:
-    members: dict[str, object] = {}
-    for key, value in mapping.items():
-        name = _json_key(key, path_in_record)
-        members[name] = _json_value(value, f"{path_in_record}.{name}", reason_by_path)
-    return members
-
-
-def _json_key(key: object, path_in_record: str) -> str:
-    if isinstance(key, Enum):
-        return key.name.lower()
-    if isinstance(key, (str, int)):
-        return str(key)
-    raise TypeError(
-        f"{path_in_record}: a JSON key is a word or an integer, not {type(key).__name__}"
-    )
+        array = array.astype(np.float64)
+    items = array.tolist()
+    is_plain = array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all())
+    return items if is_plain else _json_value(items, path, reasons)
 
 
 # --- from JSON values to dataclasses ---------------------------------------------------------------
@@ -181,19 +158,27 @@ def from_plain(
     """
     if not isinstance(json_value, dict):
         raise _mismatch(path_in_file, "an object", json_value)
-    hinted_fields = _hinted_fields(kind)
-    known_keys = {_json_name(field) for field, _ in hinted_fields} | {_REASONS_KEY}
-    unknown_keys = sorted(json_value.keys() - known_keys) if strict else ()
-    if unknown_keys:
-        raise Mismatch(f"{path_in_file or 'the file'} has an unknown key {unknown_keys[0]!r}")
+    # The fields that the constructor takes, with their JSON names and annotations.
+    record_type: Any = kind
+    hints = _type_hints(record_type)
+    members = [
+        (field, _json_name(field), hints[field.name])
+        for field in fields(record_type)
+        if field.init and get_origin(hints[field.name]) is not ClassVar
+    ]
+    unknown_keys = json_value.keys() - {name for _, name, _ in members} - {_REASONS_KEY}
+    if strict and unknown_keys:
+        raise Mismatch(f"{path_in_file or 'the file'} has an unknown key {min(unknown_keys)!r}")
     reasons = json_value.get(_REASONS_KEY)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
-    return kind(
-        **{
-            f.name: reader.read_member(f, hint, json_value, path_in_file)
-            for f, hint in hinted_fields
-        }
-    )
+    values: dict[str, Any] = {}
+    for field, name, hint in members:
+        where = f"{path_in_file}.{name}" if path_in_file else str(name)
+        if name is not None and name in json_value:
+            values[field.name] = reader.read(hint, json_value[name], where, name)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise Mismatch(f"{where} is missing")
+    return kind(**values)
 
 
 @cache
@@ -201,117 +186,79 @@ def _type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
-    """Return the fields that the constructor takes, with their annotations."""
-    type_hints = _type_hints(kind)
-    return [
-        (field, type_hints[field.name])
-        for field in fields(kind)
-        if field.init and get_origin(type_hints[field.name]) is not ClassVar
-    ]
-
-
+@dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the fields of one record by their annotations.
+    """Reads the values of one record by their annotations.
 
-    ``path_in_record`` of an unavailable value is the key of its reason.
+    ``where`` is the path of a value in the file; its ``path`` in the record is the key of the reason why it
+    is unavailable.
     """
 
-    def __init__(self, reason_by_path: Mapping[str, object], strict: bool) -> None:
-        self._reason_by_path = reason_by_path
-        self._strict = strict
+    reasons: Mapping[str, object]
+    strict: bool
 
-    def read_member(
-        self, field: Field[Any], hint: Any, json_value: Mapping[str, object], path_in_file: str
-    ) -> Any:
-        name = _json_name(field)
-        member_path = f"{path_in_file}.{name}" if path_in_file else str(name)
-        if name is not None and name in json_value:
-            return self._read_value(hint, json_value[name], member_path, name)
-        if field.default is not MISSING:
-            return field.default
-        if field.default_factory is not MISSING:
-            return field.default_factory()
-        raise Mismatch(f"{member_path} is missing")
-
-    def _read_value(
-        self, hint: Any, json_value: object, path_in_file: str, path_in_record: str
-    ) -> object:
+    def read(self, hint: Any, value: object, where: str, path: str) -> object:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            return self._read_union(arguments, json_value, path_in_file, path_in_record)
+            return self._read_union(arguments, value, where, path)
         if origin is Literal:
-            if json_value not in arguments:
-                raise _mismatch(path_in_file, " or ".join(map(repr, arguments)), json_value)
-            return json_value
+            if value not in arguments:
+                raise _mismatch(where, " or ".join(map(repr, arguments)), value)
+            return value
         if origin is tuple:
-            return self._read_tuple(arguments, json_value, path_in_file, path_in_record)
+            return self._read_tuple(arguments, value, where, path)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._read_mapping(arguments[1], json_value, path_in_file, path_in_record)
+            if not isinstance(value, dict):
+                raise _mismatch(where, "an object", value)
+            return {
+                name: self.read(arguments[1], item, f"{where}.{name}", f"{path}.{name}")
+                for name, item in value.items()
+            }
         if is_dataclass(hint) and isinstance(hint, type):
-            return from_plain(hint, json_value, path_in_file, strict=self._strict)
-        return _read_scalar(hint, json_value, path_in_file)
+            return from_plain(hint, value, where, strict=self.strict)
+        return _read_scalar(hint, value, where)
 
-    def _read_union(
-        self, kinds: tuple[Any, ...], json_value: object, path_in_file: str, path_in_record: str
-    ) -> object:
-        if json_value is None:
-            return self._read_null(kinds, path_in_file, path_in_record)
-        if (
-            Unavailable in kinds
-            and isinstance(json_value, dict)
-            and json_value.keys() == {_REASONS_KEY}
-        ):
-            return Unavailable(_read_scalar(str, json_value[_REASONS_KEY], path_in_file))
+    def _read_union(self, kinds: tuple[Any, ...], value: object, where: str, path: str) -> object:
+        if value is None:
+            reason = self.reasons.get(path)
+            if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
+                return Unavailable(
+                    str(reason) if reason is not None else "the file gives no reason"
+                )
+            if types.NoneType in kinds:
+                return None
+            raise _mismatch(where, "a value", None)
+        if Unavailable in kinds and isinstance(value, dict) and value.keys() == {_REASONS_KEY}:
+            return Unavailable(_read_scalar(str, value[_REASONS_KEY], where))
         problems = []
         # The type of the value is tried first, so that an integer stays an int if int and float are allowed.
-        for kind in sorted(kinds, key=lambda kind: kind is not type(json_value)):
+        for kind in sorted(kinds, key=lambda kind: kind is not type(value)):
             if kind not in (Unavailable, types.NoneType):
                 try:
-                    return self._read_value(kind, json_value, path_in_file, path_in_record)
+                    return self.read(kind, value, where, path)
                 except Mismatch as problem:
                     problems.append(problem)
         # The type whose problem has the longest path fits the value best, so its problem is reported.
         raise max(problems, key=lambda problem: str(problem).count("."))
 
-    def _read_null(
-        self, kinds: tuple[Any, ...], path_in_file: str, path_in_record: str
-    ) -> Unavailable | None:
-        reason = self._reason_by_path.get(path_in_record)
-        if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
-            return Unavailable(str(reason) if reason is not None else "the file gives no reason")
-        if types.NoneType in kinds:
-            return None
-        raise _mismatch(path_in_file, "a value", None)
-
     def _read_tuple(
-        self, kinds: tuple[Any, ...], json_value: object, path_in_file: str, path_in_record: str
+        self, kinds: tuple[Any, ...], value: object, where: str, path: str
     ) -> tuple[object, ...]:
-        if not isinstance(json_value, list):
-            raise _mismatch(path_in_file, "a list", json_value)
+        if not isinstance(value, list):
+            raise _mismatch(where, "a list", value)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
-            if kinds[0] is float and set(map(type, json_value)) <= {float, int}:
+            if kinds[0] is float and set(map(type, value)) <= {float, int}:
                 # A fast path for long lists of numbers. The code below reports an OverflowError with its
                 # path.
                 with suppress(OverflowError):
-                    return tuple(map(float, json_value))
-            kinds = (kinds[0],) * len(json_value)
-        if len(kinds) != len(json_value):
-            raise _mismatch(path_in_file, f"a list of {len(kinds)}", json_value)
+                    return tuple(map(float, value))
+            kinds = (kinds[0],) * len(value)
+        if len(kinds) != len(value):
+            raise _mismatch(where, f"a list of {len(kinds)}", value)
         return tuple(
-            self._read_value(kind, item, f"{path_in_file}[{index}]", f"{path_in_record}[{index}]")
-            for index, (kind, item) in enumerate(zip(kinds, json_value, strict=True))
+            self.read(kind, item, f"{where}[{index}]", f"{path}[{index}]")
+            for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
         )
-
-    def _read_mapping(
-        self, kind: Any, json_value: object, path_in_file: str, path_in_record: str
-    ) -> dict[str, object]:
-        if not isinstance(json_value, dict):
-            raise _mismatch(path_in_file, "an object", json_value)
-        return {
-            name: self._read_value(kind, item, f"{path_in_file}.{name}", f"{path_in_record}.{name}")
-            for name, item in json_value.items()
-        }
 
 
 def _read_scalar(kind: Any, json_value: object, path_in_file: str) -> Any:

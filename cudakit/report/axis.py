@@ -22,6 +22,14 @@ LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 _TICK_COUNT = 5
 _MAX_LABELS = 12
 _MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
+_TIME_UNITS: Final = (
+    (_DAY_SECONDS, "d"),
+    (_HOUR_SECONDS, "h"),
+    (_MINUTE_SECONDS, "min"),
+    (1, "s"),
+    (1e-3, "ms"),
+    (1e-6, "us"),
+)
 _CLOCK_STEPS: Final = (
     *(_MINUTE_SECONDS * minutes for minutes in (1, 2, 5, 10, 15, 30)),
     *(_HOUR_SECONDS * hours for hours in (1, 2, 3, 6, 12, 24)),
@@ -87,31 +95,21 @@ def log_axis(low: float, high: float, unit: LogUnit, *, amount_unit: str = "") -
     """
     if high < 2 * low:
         low, high = low / 2, high * 2
-    tick_values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
+    ticks = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
     label_of = (
         partial(_rate_label, amount_unit=amount_unit) if unit == "rate" else _LOG_LABELS[unit]
     )
-    return Axis(
-        low,
-        high,
-        tuple(Tick(tick_value, label_of(tick_value)) for tick_value in tick_values),
-        logarithmic=True,
-    )
+    return Axis(low, high, tuple(Tick(tick, label_of(tick)) for tick in ticks), logarithmic=True)
 
 
 def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
     """Return the axis with a tick at each value, if the labels do not overlap."""
-    tick_values = np.unique(values)
-    tick_shares = axis.shares(tick_values)
-    if len(tick_values) > _MAX_LABELS or (
-        len(tick_values) > 1 and np.diff(tick_shares).min() < 1 / _MAX_LABELS
-    ):
+    ticks = np.unique(values)
+    distances = np.diff(axis.shares(ticks))
+    if len(ticks) > _MAX_LABELS or distances.min(initial=1) < 1 / _MAX_LABELS:
         return axis
     label_of = _LOG_LABELS[unit]
-    return replace(
-        axis,
-        ticks=tuple(Tick(tick_value, label_of(tick_value)) for tick_value in tick_values.tolist()),
-    )
+    return replace(axis, ticks=tuple(Tick(tick, label_of(tick)) for tick in ticks.tolist()))
 
 
 def _binary_ticks(low: float, high: float) -> list[float]:
@@ -123,15 +121,11 @@ def _binary_ticks(low: float, high: float) -> list[float]:
 def _decimal_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
-        tick_values = [factor * 10.0**power for power in powers for factor in factors]
-        values_in_range = [
-            tick_value
-            for tick_value in tick_values
-            if low * (1 - 1e-9) <= tick_value <= high * (1 + 1e-9)
-        ]
-        if len(values_in_range) >= _TICK_COUNT - 1:
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        ticks = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+        if len(ticks) >= _TICK_COUNT - 1:
             break
-    return values_in_range[:: math.ceil(len(values_in_range) / (2 * _TICK_COUNT))]
+    return ticks[:: math.ceil(len(ticks) / (2 * _TICK_COUNT))]
 
 
 def _is_range(low: float, high: float) -> bool:
@@ -179,7 +173,7 @@ def _clock_step(rough_step: float) -> float:
     return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough_step)]
 
 
-def _label_function(unit: Unit, tick_step: float, amount_unit: str) -> Callable[[float], str]:
+def _label_function(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]:
     match unit:
         case "bytes":
             return _bytes_label
@@ -190,28 +184,17 @@ def _label_function(unit: Unit, tick_step: float, amount_unit: str) -> Callable[
         case "rate":
             return partial(_rate_label, amount_unit=amount_unit)
         case "seconds":
-            return _seconds_label_function(tick_step)
+            # All labels have one unit.
+            unit_seconds, name = next(
+                (time_unit for time_unit in _TIME_UNITS if step >= time_unit[0] * (1 - 1e-9)),
+                (1e-9, "ns"),
+            )
+            return lambda value: f"{_plain_number(value / unit_seconds)} {name}"
 
 
 def _bytes_label(value: float) -> str:
     number_text, unit = format_bytes(round(value)).split(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}"
-
-
-def _seconds_label_function(step: float) -> Callable[[float], str]:
-    """Return the labels of ticks that are ``step`` seconds apart, all in one unit."""
-    units = (
-        (_DAY_SECONDS, "d"),
-        (_HOUR_SECONDS, "h"),
-        (_MINUTE_SECONDS, "min"),
-        (1, "s"),
-        (1e-3, "ms"),
-        (1e-6, "us"),
-    )
-    unit_seconds, unit_name = next(
-        (unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns")
-    )
-    return lambda value: f"{_plain_number(value / unit_seconds)} {unit_name}"
 
 
 def _rate_label(value: float, amount_unit: str = "") -> str:

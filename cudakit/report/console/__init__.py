@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -44,7 +44,6 @@ from cudakit.units import Unavailable
 _INDENT_WIDTH = 2
 _ARROW = "→ "
 
-_PartT = TypeVar("_PartT")
 # The kinds of parts of a document whose texts a report shows. Names in call stacks are not among them.
 _PARTS_WITH_TEXTS = (
     *(Document, Section, Note, Facts, Table, doc.Column, Chart, doc.Series, doc.Marker, View),
@@ -86,20 +85,16 @@ def render(
     return ascii_drawing(text, width=width) if ascii_only else text
 
 
-def _with_ascii_symbols(part: _PartT) -> _PartT:
+def _with_ascii_symbols(part: Any) -> Any:
     """Return a part of a document with ASCII in place of the symbols in its texts; call stacks stay."""
-    ascii_part: Any = part
     if isinstance(part, str):
-        ascii_part = ascii_symbols(part)
-    elif isinstance(part, tuple):
-        ascii_part = tuple(map(_with_ascii_symbols, part))
-    elif isinstance(part, _PARTS_WITH_TEXTS):
-        ascii_fields = {
-            field.name: _with_ascii_symbols(getattr(part, field.name)) for field in fields(part)
-        }
-        ascii_part = replace(part, **ascii_fields)
-    ascii_result: _PartT = ascii_part
-    return ascii_result
+        return ascii_symbols(part)
+    if isinstance(part, tuple):
+        return tuple(map(_with_ascii_symbols, part))
+    if isinstance(part, _PARTS_WITH_TEXTS):
+        names = [field.name for field in fields(part)]
+        return replace(part, **{name: _with_ascii_symbols(getattr(part, name)) for name in names})
+    return part
 
 
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
@@ -120,54 +115,43 @@ def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]
 
 
 def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
-    available_width = width - _INDENT_WIDTH
+    lines: list[Text]
     match node:
         case Section():
-            return _section_lines(node, width, level=level)
+            # An empty section has no heading.
+            lines = _stack_nodes(node.nodes, width, level=level + 1)
+            return [*_heading_lines(node.title, width, level=level), *lines] if lines else []
         case Note():
             return _note_lines(node, width)
-        case Facts():
-            return _indented_lines(facts_lines(node, available_width))
-        case Table():
-            return _indented_lines(table_lines(node, available_width))
-        case Chart():
-            return _indented_lines(_chart_lines(node, available_width))
         case View():
             return _draw_node(node.fallback, width, level=level)
         case Columns() | Explorer():
             return []
+        case Facts():
+            lines = facts_lines(node, width - _INDENT_WIDTH)
+        case Table():
+            lines = table_lines(node, width - _INDENT_WIDTH)
+        case Chart():
+            # This import loads numpy, which is slow and only needed for charts.
+            from cudakit.report.console.chart import chart_lines
 
-
-def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # This import loads numpy, which is slow and only needed for charts.
-    from cudakit.report.console.chart import chart_lines
-
-    return chart_lines(chart, width)
+            lines = chart_lines(node, width - _INDENT_WIDTH)
+    return [Text(" " * _INDENT_WIDTH).append_text(line) for line in lines]
 
 
 def _note_lines(note: Note, width: int) -> list[Text]:
     """Return the lines of a note, with its symbol in the margin."""
+    margin = " " * _INDENT_WIDTH
     symbol = (SYMBOLS[note.level].ljust(_INDENT_WIDTH), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
     first_line, *other_lines = wrap(escape(note.text), width - _INDENT_WIDTH)
     lines = [Text.assemble(symbol, (first_line, style))]
-    lines += [Text(" " * _INDENT_WIDTH + line, style) for line in other_lines]
+    lines += [Text(margin + line, style) for line in other_lines]
     for remedy in note.remedies:
-        lines += _remedy_lines(escape(remedy), width)
+        first_line, *other_lines = wrap(escape(remedy), width - _INDENT_WIDTH - len(_ARROW))
+        lines.append(Text.assemble(margin, (_ARROW, theme.INFO), first_line))
+        lines += [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
     return lines
-
-
-def _remedy_lines(remedy: str, width: int) -> list[Text]:
-    first_line, *other_lines = wrap(remedy, width - _INDENT_WIDTH - len(_ARROW))
-    margin = " " * _INDENT_WIDTH
-    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first_line)]
-    return lines + [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
-
-
-def _section_lines(section: Section, width: int, *, level: int) -> list[Text]:
-    """Return a heading and the nodes of a section; nothing for an empty section."""
-    body_lines = _stack_nodes(section.nodes, width, level=level + 1)
-    return [*_heading_lines(section.title, width, level=level), *body_lines] if body_lines else []
 
 
 def _heading_lines(title: str, width: int, *, level: int) -> list[Text]:
@@ -183,10 +167,6 @@ def _heading_lines(title: str, width: int, *, level: int) -> list[Text]:
         Text(margin, theme.FAINT).append_text(line)
         for margin, line in zip(margins, lines, strict=True)
     ]
-
-
-def _indented_lines(lines: list[Text]) -> list[Text]:
-    return [Text(" " * _INDENT_WIDTH).append_text(line) for line in lines]
 
 
 def _colorize(lines: Sequence[Text]) -> str:
@@ -254,15 +234,11 @@ def _column_lines(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]
 def _value_lines(value: Value, width: int) -> list[Text]:
     match value:
         case Stack():
-            return _stack_lines(value, width)
+            shown_callers = [cut(f"← {caller}", width) for caller in callers(value)[:_MAX_CALLERS]]
+            site_line = stack_line(value, width=width, with_callers=False)
+            return [site_line, *(Text(caller, theme.FAINT) for caller in shown_callers)]
         case Unavailable(reason) if reason:
             text = f"{NOT_AVAILABLE} ({escape(reason)})"
             return [Text(line, theme.FAINT) for line in wrap(text, width)]
         case _:
             return [Text(line, style_of(value)) for line in wrap(format_value(value), width)]
-
-
-def _stack_lines(stack: Stack, width: int) -> list[Text]:
-    site_line = stack_line(stack, width=width, with_callers=False)
-    callers_of_site = [cut(f"← {caller}", width) for caller in callers(stack)[:_MAX_CALLERS]]
-    return [site_line, *(Text(caller, theme.FAINT) for caller in callers_of_site)]

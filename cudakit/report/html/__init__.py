@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -37,7 +37,7 @@ from cudakit.report.document import (
 )
 from cudakit.report.escape import Markup, element, escape, join
 from cudakit.report.html.explorer import explorer, joined_script
-from cudakit.report.picture import Figure, NoData, Picture, Plot
+from cudakit.report.picture import Figure, NoData, Plot
 from cudakit.report.svg import chart, figure, plot
 from cudakit.stacks import Frame
 from cudakit.units import Unavailable
@@ -54,33 +54,58 @@ def render(document: Document, *, footer: str = "") -> str:
     The content-security policy allows only the stylesheet and the scripts of the page, by their hashes (CSP
     Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
     """
-    style_sheet = files("cudakit.report").joinpath("assets/page.css").read_text(encoding="utf-8")
-    scripts = [joined_script(name, package) for name, package in sorted(set(_scripts(document)))]
-    page = element(
-        "html",
-        _head(document.title, style_sheet, scripts),
-        _NEWLINE,
-        _body(document, scripts, footer),
-        lang="en",
+    style = files("cudakit.report").joinpath("assets/page.css").read_text(encoding="utf-8")
+    nodes = list(walk(document.nodes))
+    # The name and the package of each script.
+    script_names = {
+        *((node.kind, node.package) for node in nodes if isinstance(node, Explorer)),
+        *(
+            ("copy_settings", "cudakit.report")
+            for node in nodes
+            if isinstance(node, Note) and node.settings
+        ),
+    }
+    scripts = [joined_script(name, package) for name, package in sorted(script_names)]
+    contents = _table_of_contents(document)
+    place = Place(2, "part", {node.name: node for node in nodes if isinstance(node, Columns)})
+    main = element(
+        "main",
+        element("h1", document.title),
+        *_on_lines(draw_nodes(document.nodes, place)),
+        element("footer", footer) if footer else None,
+        class_="interactive" if any(isinstance(node, Explorer) for node in nodes) else None,
     )
+    body = element(
+        "body",
+        _arrow_heads(),
+        contents,
+        _NEWLINE,
+        main,
+        *(element("script", Markup(script)) for script in scripts),
+        class_="with-contents" if contents else None,
+    )
+    page = element("html", _head(document.title, style, scripts), _NEWLINE, body, lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
 
 
-def _scripts(document: Document) -> Iterator[tuple[str, str]]:
-    """Yield the scripts that the nodes of a document need: the name and the package of each."""
-    for node in walk(document.nodes):
-        if isinstance(node, Explorer):
-            yield node.kind, node.package
-        elif isinstance(node, Note) and node.settings:
-            yield "copy_settings", "cudakit.report"
+def _on_lines(elements: Iterable[Markup]) -> Iterator[Markup]:
+    """Yield elements, each on a line of its own."""
+    for one in elements:
+        yield _NEWLINE
+        yield one
+    yield _NEWLINE
 
 
 def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
-    head_elements = (
+    script_sources = "".join(f" '{_digest(script)}'" for script in scripts)
+    script_policy = f"script-src{script_sources}; " if scripts else ""
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; {script_policy}img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    elements = (
         element("meta", charset="utf-8"),
-        element(
-            "meta", http_equiv="Content-Security-Policy", content=_content_policy(style, scripts)
-        ),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
         # Without this link, a browser requests an icon from the server.
@@ -88,56 +113,11 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
         element("title", title),
         element("style", Markup(style)),
     )
-    return element(
-        "head",
-        *(
-            line_element
-            for head_element in head_elements
-            for line_element in (_NEWLINE, head_element)
-        ),
-        _NEWLINE,
-    )
-
-
-def _content_policy(style: str, scripts: Sequence[str]) -> str:
-    script_sources = "".join(f" '{_digest(script)}'" for script in scripts)
-    script_policy = f"script-src{script_sources}; " if scripts else ""
-    return (
-        f"default-src 'none'; style-src '{_digest(style)}'; {script_policy}img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    return element("head", *_on_lines(elements))
 
 
 def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}"
-
-
-def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
-    place = Place(level=2, anchor="part", columns=columns_of(document))
-    content = element(
-        "main",
-        element("h1", document.title),
-        *(
-            line_element
-            for node_element in draw_nodes(document.nodes, place)
-            for line_element in (_NEWLINE, node_element)
-        ),
-        _NEWLINE,
-        element("footer", footer) if footer else None,
-        class_="interactive"
-        if any(isinstance(node, Explorer) for node in walk(document.nodes))
-        else None,
-    )
-    contents = _table_of_contents(document)
-    return element(
-        "body",
-        _arrow_heads(),
-        contents,
-        _NEWLINE,
-        content,
-        *(element("script", Markup(script)) for script in scripts),
-        class_="with-contents" if contents else None,
-    )
 
 
 def _table_of_contents(document: Document) -> Markup | None:
@@ -154,28 +134,22 @@ def _table_of_contents(document: Document) -> Markup | None:
 
 def _arrow_heads() -> Markup:
     """Return the arrow heads that the stylesheet refers to."""
-    arrow_heads = (_arrow_head(kind) for kind in ("order", "missing"))
-    return element(
-        "svg",
-        element("defs", *arrow_heads),
-        class_="hidden",
-        width=0,
-        height=0,
-        aria_hidden="true",
+    heads = (
+        element(
+            "marker",
+            element("path", class_=f"head {kind}", d="M0 0l8 4l-8 4z"),
+            id=f"head-{kind}",
+            refX=8,
+            refY=4,
+            markerWidth=8,
+            markerHeight=8,
+            markerUnits="userSpaceOnUse",
+            orient="auto",
+        )
+        for kind in ("order", "missing")
     )
-
-
-def _arrow_head(kind: str) -> Markup:
     return element(
-        "marker",
-        element("path", class_=f"head {kind}", d="M0 0l8 4l-8 4z"),
-        id=f"head-{kind}",
-        refX=8,
-        refY=4,
-        markerWidth=8,
-        markerHeight=8,
-        markerUnits="userSpaceOnUse",
-        orient="auto",
+        "svg", element("defs", *heads), class_="hidden", width=0, height=0, aria_hidden="true"
     )
 
 
@@ -203,11 +177,6 @@ def draw_nodes(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
     for index, node in enumerate(nodes):
         if not is_empty(node):
             yield _draw_node(node, Place(place.level, f"{place.anchor}-{index}", place.columns))
-
-
-def columns_of(document: Document) -> dict[str, Columns]:
-    """Return all Columns of a document by name."""
-    return {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
 
 
 def is_empty(node: Node) -> bool:
@@ -244,43 +213,31 @@ def _draw_node(node: Node, place: Place) -> Markup:
 def _section_element(section: Section, place: Place) -> Markup:
     inner_place = Place(min(place.level + 1, _DEEPEST_HEADING), place.anchor, place.columns)
     heading = element(f"h{place.level}", section.title)
-    content = (
-        *(
-            line
-            for node_element in draw_nodes(section.nodes, inner_place)
-            for line in (Markup("\n"), node_element)
-        ),
-        Markup("\n"),
-    )
+    content = _on_lines(draw_nodes(section.nodes, inner_place))
     if section.is_folded:
-        folded_element = element("details", element("summary", heading), *content, class_="folded")
-        return element("section", folded_element, id=place.anchor)
+        folded = element("details", element("summary", heading), *content, class_="folded")
+        return element("section", folded, id=place.anchor)
     return element("section", heading, *content, id=place.anchor)
 
 
 def _note_element(note: Note) -> Markup:
-    badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
-    level_element = element("strong", LEVELS[note.level])
-    hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
-    evidence_items = [element("li", line) for line in note.evidence]
+    settings = None
+    if note.settings:
+        # The script copy_settings.js shows the button.
+        button = element("button", "copy", type="button", hidden=True)
+        settings = element("div", element("code", note.settings), button, class_="settings")
+    evidence = [element("li", line) for line in note.evidence]
     sentence = element(
         "div",
-        level_element,
+        element("strong", LEVELS[note.level]),
         " ",
         element("span", note.text),
-        *hints,
-        element("ul", *evidence_items, class_="evidence") if evidence_items else None,
-        _settings_element(note.settings),
+        *(element("span", remedy, class_="hint") for remedy in note.remedies),
+        element("ul", *evidence, class_="evidence") if evidence else None,
+        settings,
     )
+    badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
     return element("div", badge, sentence, class_=f"note {note.level}")
-
-
-def _settings_element(settings: str) -> Markup | None:
-    """Return settings with a button that copies them; the script copy_settings.js shows the button."""
-    if not settings:
-        return None
-    button = element("button", "copy", type="button", hidden=True)
-    return element("div", element("code", settings), button, class_="settings")
 
 
 def _facts_element(facts: Facts) -> Markup:
@@ -309,17 +266,12 @@ def _is_long(value: Value) -> bool:
 
 
 def _view_element(view: View, place: Place) -> Markup:
-    missing_names = [name for name in view.columns if name not in place.columns]
-    if missing_names:
-        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing_names}")
-    return _picture(view.draw([place.columns[name] for name in view.columns]))
-
-
-def _picture(picture: Picture) -> Markup:
-    match picture:
-        case Figure():
+    if missing := [name for name in view.columns if name not in place.columns]:
+        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing}")
+    match view.draw([place.columns[name] for name in view.columns]):
+        case Figure() as picture:
             return figure(picture)
-        case Plot():
+        case Plot() as picture:
             return plot(picture)
         case NoData(text):
             return element("p", text, class_="muted")
@@ -334,21 +286,25 @@ _BAR_WIDTH = 72
 
 def table(node: Table) -> Markup:
     """Return a table; a table wider than the page scrolls separately."""
-    table_head = element("thead", element("tr", *map(_heading_cell, node.columns)))
-    table_rows = (
-        line_element
-        for row_number, row in enumerate(node.rows)
-        for line_element in (
-            _NEWLINE,
-            _row_element(node.columns, row, is_faint=row_number in node.faint_rows),
+
+    def row_element(values: Sequence[Value], class_: str | None = None) -> Markup:
+        cells = (
+            element("td", _table_cell(column, value), class_=column.kind)
+            for column, value in zip(node.columns, values, strict=True)
         )
+        return element("tr", *cells, class_=class_)
+
+    head_cells = (
+        element("th", column.name, scope="col", class_=column.kind) for column in node.columns
     )
-    total_row = node.total_row
+    body: list[Markup] = []
+    for number, row in enumerate(node.rows):
+        body += _NEWLINE, row_element(row, "muted" if number in node.faint_rows else None)
     table_element = element(
         "table",
-        table_head,
-        element("tbody", *table_rows) if node.rows else None,
-        element("tfoot", _row_element(node.columns, total_row)) if total_row else None,
+        element("thead", element("tr", *head_cells)),
+        element("tbody", *body) if body else None,
+        element("tfoot", row_element(node.total_row)) if node.total_row else None,
     )
     is_wide = any(column.kind == "stack" for column in node.columns)
     frame_element = element(
@@ -358,31 +314,17 @@ def table(node: Table) -> Markup:
         # Only an element with focus can be scrolled with the keyboard.
         tabindex=0,
         role="region",
-        aria_label=_table_name(node),
+        aria_label="Table of " + ", ".join(column.name for column in node.columns if column.name),
     )
     empty_note = None if node.rows else element("p", "nothing to list", class_="muted")
     caption = element("p", node.caption, class_="caption") if node.caption else None
     return join((frame_element, empty_note, caption))
 
 
-def _table_name(node: Table) -> str:
-    return "Table of " + ", ".join(column.name for column in node.columns if column.name)
-
-
-def _heading_cell(column: Column) -> Markup:
-    return element("th", column.name, scope="col", class_=column.kind)
-
-
-def _row_element(
-    columns: Sequence[Column], values: Sequence[Value], *, is_faint: bool = False
-) -> Markup:
-    return element("tr", *map(_table_cell, columns, values), class_="muted" if is_faint else None)
-
-
 def _table_cell(column: Column, value: Value) -> Markup:
-    is_bar = column.kind == "bar" and isinstance(value, Ratio) and math.isfinite(value.value)
-    content = _bar_element(value) if is_bar and isinstance(value, Ratio) else cell(value)
-    return element("td", content, class_=column.kind)
+    if column.kind == "bar" and isinstance(value, Ratio) and math.isfinite(value.value):
+        return _bar_element(value)
+    return cell(value)
 
 
 def _bar_element(ratio: Ratio) -> Markup:
@@ -442,23 +384,16 @@ def _stack_element(stack: Stack) -> Markup:
     hidden_frames = (
         element("li", f"{hidden_count:,} more frames", class_="muted") if hidden_count > 0 else None
     )
+    # The innermost frame if it is not the call site, and the caller that distinguishes the stack.
+    summary: list[str] = [_frame_element(call_site)]
+    for arrow, frame in ((" → ", leaf(stack)), (" ← … ", distinct_caller(stack))):
+        if frame:
+            summary += arrow, _frame_element(frame)
     return element(
         "details",
-        element("summary", _frame_element(call_site), *_leaf_text(stack)),
+        element("summary", *summary),
         element("ol", *frames, hidden_frames),
         class_="stack",
-    )
-
-
-def _leaf_text(stack: Stack) -> tuple[Markup | str, ...]:
-    """Return the innermost frame if it is not the call site, and the caller that distinguishes the stack."""
-    leaf_frame, caller = leaf(stack), distinct_caller(stack)
-    arrows_and_frames = ((" → ", leaf_frame), (" ← … ", caller))
-    return tuple(
-        text_part
-        for arrow, frame in arrows_and_frames
-        if frame
-        for text_part in (arrow, _frame_element(frame))
     )
 
 
