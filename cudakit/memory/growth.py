@@ -174,25 +174,19 @@ def growth_between(
 
 def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     """Return stack ids, and their live bytes and counts as arrays of shape (stacks, moments)."""
-    stack_ids, stack_rows = np.unique(allocations.stack, return_inverse=True)
-    stack_rows = stack_rows.reshape(-1)
+    stack_ids, rows = np.unique(allocations.stack, return_inverse=True)
     # An allocation is live at the moments with begin < moment <= end: its bytes are added at the first of
     # these moments, and subtracted after the last one.
-    first_live_moment = np.searchsorted(moments, allocations.begin, side="right")
-    first_dead_moment = np.searchsorted(moments, allocations.end, side="right")
     shape = len(stack_ids), len(moments) + 1
-    live_bytes, live_counts = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
-    for moment_index, sign in ((first_live_moment, 1), (first_dead_moment, -1)):
-        cell_index = stack_rows * shape[1] + moment_index
-        live_bytes += sign * np.bincount(
-            cell_index, weights=allocations.size, minlength=len(live_bytes)
-        )
-        live_counts += sign * np.bincount(cell_index, minlength=len(live_counts))
-    return (
-        stack_ids.astype(np.int64),
-        np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
-        np.cumsum(live_counts.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+    totals = np.zeros((2, int(np.prod(shape))))
+    for events, sign in ((allocations.begin, 1), (allocations.end, -1)):
+        cells = rows.reshape(-1) * shape[1] + np.searchsorted(moments, events, side="right")
+        for total, weights in zip(totals, (allocations.size, None), strict=True):
+            total += sign * np.bincount(cells, weights=weights, minlength=len(total))
+    live_bytes, live_counts = np.cumsum(totals.reshape(2, *shape), axis=2)[..., :-1].astype(
+        np.int64
     )
+    return stack_ids.astype(np.int64), live_bytes, live_counts
 
 
 def is_growing(live_bytes: Ints) -> Mask:

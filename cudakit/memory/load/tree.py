@@ -175,20 +175,17 @@ class ObjectTree:
         content_keys = _ContentKeys()
         rows = self._rows(handles)
         # Rows often share objects: the content of each object is computed once.
-        addresses = list(map(id, rows))
         number_by_address = {
             address: content_keys.number_of_content(node)
-            for address, node in dict(zip(addresses, rows, strict=True)).items()
+            for address, node in {id(node): node for node in rows}.items()
         }
-        numbers = np.fromiter(map(number_by_address.__getitem__, addresses), np.int64, len(rows))
+        numbers = np.fromiter((number_by_address[id(node)] for node in rows), np.int64, len(rows))
         numbers[handles == 0] = -1
-        _, first_indices, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         # np.unique sorts by number; ids count in the order of the first nodes.
-        id_by_unique_index = np.empty(len(first_indices), np.int32)
-        id_by_unique_index[np.argsort(first_indices)] = np.arange(
-            len(first_indices), dtype=np.int32
-        )
-        return id_by_unique_index[inverse], handles[np.sort(first_indices)]
+        id_of_number = np.empty(len(first), np.int32)
+        id_of_number[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+        return id_of_number[inverse], handles[np.sort(first)]
 
     def _rows(self, handles: Handles) -> list[Any]:
         """Return the nodes of handles; None for handle 0."""
@@ -230,11 +227,10 @@ class _ContentKeys:
     def number_of_content(self, node: object, depth: int = 0) -> int:
         """Return the number of an object's content."""
         if type(node) is list and depth < _INTERN_DEPTH:
-            addresses, number_by_addresses = tuple(map(id, node)), self._number_by_list[depth]
-            number = number_by_addresses.get(addresses)
-            if number is None:
-                number = number_by_addresses[addresses] = self._number_of_container(node, depth)
-            return number
+            addresses = tuple(map(id, node))
+            if addresses not in self._number_by_list[depth]:
+                self._number_by_list[depth][addresses] = self._number_of_container(node, depth)
+            return self._number_by_list[depth][addresses]
         if not isinstance(node, (list, tuple, dict)):
             return self._number_of_key(_scalar_key(node))
         if depth == _INTERN_DEPTH:
@@ -361,6 +357,9 @@ class NotASnapshotError(SnapshotError):
     """The content of a file is not that of a snapshot; the message is the reason, without the file name."""
 
 
+_BUDGETED = ("rows", "items", "frames", "characters")
+
+
 class Budget:
     """The rows, list items, frames, characters and bytes that one file may still use.
 
@@ -371,32 +370,28 @@ class Budget:
     def __init__(
         self, file_bytes: int, content_bytes: int, memory_bytes: int | None = None
     ) -> None:
-        limits_by_content = (
+        # The maximum of rows, items, frames and characters.
+        by_content = (
             10_000 + content_bytes // 8,
             10_000 + content_bytes,
             10_000 + content_bytes,
             _MIB + 200 * content_bytes,
         )
-        limits_by_file = (
+        by_file = (
             1_000_000 + file_bytes // 4,
             2_000_000 + file_bytes // 2,
             500_000 + file_bytes // 8,
             64 * _MIB + 20 * file_bytes,
         )
-        (
-            self._remaining_rows,
-            self._remaining_items,
-            self._remaining_frames,
-            self._remaining_characters,
-        ) = map(min, limits_by_content, limits_by_file)
-        self._size_text = f"{file_bytes:,} bytes"
+        self._remaining = dict(zip(_BUDGETED, map(min, by_content, by_file), strict=True))
         is_compressed = content_bytes != file_bytes
+        self._size_text = f"{file_bytes:,} bytes"
         if is_compressed:
             self._size_text += f", {content_bytes:,} decompressed"
         # Decompressing the file raises only the limits by its size.
         self._decompressing_helps = is_compressed and any(
             file_limit < content_limit
-            for file_limit, content_limit in zip(limits_by_file, limits_by_content, strict=True)
+            for file_limit, content_limit in zip(by_file, by_content, strict=True)
         )
         max_memory_bytes = memory_share(memory_bytes)
         # Python objects of an uncompressed snapshot take at most 20 bytes per byte.
@@ -406,35 +401,35 @@ class Budget:
 
     def spend_rows(self, count: int) -> None:
         """Count rows of the tables of a snapshot."""
-        self._remaining_rows -= count
-        if self._remaining_rows < 0:
-            raise self._expansion_error()
+        self._spend("rows", count)
 
     def spend_items(self, count: int) -> None:
         """Count items that are read from lists."""
-        self._remaining_items -= count
-        if self._remaining_items < 0:
-            raise self._expansion_error()
+        self._spend("items", count)
 
     def spend_stacks(self, frame_count: int, character_count: int) -> None:
         """Count the frames and the characters of the distinct call stacks of a device."""
-        self._remaining_frames -= frame_count
-        self._remaining_characters -= character_count
-        if self._remaining_frames < 0 or self._remaining_characters < 0:
-            raise self._expansion_error()
+        self._spend("frames", frame_count)
+        self._spend("characters", character_count)
+
+    def _spend(self, kind: str, count: int) -> None:
+        self._remaining[kind] -= count
+        if self._remaining[kind] < 0:
+            raise SnapshotError(
+                "the file describes more events, blocks or call stacks than a snapshot of its size"
+                f" ({self._size_text}) can contain",
+                hint="write the snapshot again"
+                + (
+                    "; if you trust the file, decompress it first"
+                    if self._decompressing_helps
+                    else ""
+                ),
+            )
 
     def check_objects(self, estimated_bytes: int) -> None:
         """Check an estimate of the memory that the Python objects of the content take."""
         if estimated_bytes > self._max_object_bytes:
             raise memory_error(self._max_object_bytes)
-
-    def _expansion_error(self) -> SnapshotError:
-        return SnapshotError(
-            "the file describes more events, blocks or call stacks than a snapshot of its size"
-            f" ({self._size_text}) can contain",
-            hint="write the snapshot again"
-            + ("; if you trust the file, decompress it first" if self._decompressing_helps else ""),
-        )
 
 
 def memory_share(memory_bytes: int | None) -> int:
