@@ -206,21 +206,14 @@ def _options(arguments: Sequence[str]) -> list[str]:
     for word in words:
         if word == "--check-hash-based-pycs":
             next(words, None)
-        elif word.startswith("--"):
-            continue
-        elif not word.startswith("-") or word == "-" or _append_options(word, options):
+        elif not word.startswith("-") or word == "-":
             break
-        elif options[-1] in "WX" and word.endswith(options[-1]):
-            next(words, None)  # skip the argument of the option of Python
+        for position, letter in enumerate("" if word.startswith("--") else word[1:], start=2):
+            options.append(letter)
+            if letter in "cm":  # the program follows
+                return options
+            if letter in "WX":  # its value is the rest of the word, or else the next word
+                if position == len(word):
+                    next(words, None)
+                break
     return options
-
-
-def _append_options(word: str, options: list[str]) -> bool:
-    """Append the options of one word. Return True for -c and -m, because the program follows them."""
-    for letter in word[1:]:
-        options.append(letter)
-        if letter in "cm":
-            return True
-        if letter in "WX":  # the rest of the word is the value of the option
-            break
-    return False

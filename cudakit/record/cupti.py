@@ -54,9 +54,8 @@ class ProfileFiles:
 
     library: Path  # path of libcupti.so
     recorder: Path  # path of the native recorder
-    frame_modules: Mapping[
-        str, Path
-    ]  # modules that read Python frames, by sys.implementation.cache_tag
+    # Modules that read Python frames, by sys.implementation.cache_tag.
+    frame_modules: Mapping[str, Path]
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that are passed to the program in its environment, as JSON values."""

@@ -53,14 +53,12 @@ class RecorderFiles:
     library: Path  # path of libsanitizer-public.so
     version: tuple[int, ...]  # version of the library; empty if it is unknown
     recorder: Path  # path of the native recorder
-    frame_modules: Mapping[
-        str, Path
-    ]  # modules that read Python frames, by sys.implementation.cache_tag
+    # Modules that read Python frames, by sys.implementation.cache_tag.
+    frame_modules: Mapping[str, Path]
     packages: Sequence[str] = ()  # the program's search path; empty for cudakit's own interpreter
     patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
-    templates: bool = (
-        False  # whether launches with known accesses are left unrecorded (--accesses auto)
-    )
+    # Whether launches with known accesses are left unrecorded (--accesses auto).
+    templates: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that are passed to the program in its environment, as JSON values."""

@@ -25,9 +25,8 @@ class ProfileSettings:
     """The times in which each process is profiled."""
 
     delay: float = 0.0  # seconds from the first use of CUDA until the profile begins
-    duration: float = (
-        0.0  # seconds from the begin of the profile to its end; 0: it ends with the process
-    )
+    # Seconds from the begin of the profile to its end; 0: it ends with the process.
+    duration: float = 0.0
     range: str = ""  # name of the NVTX range in which a process is profiled; empty for any time
     paused: bool = False  # whether the profile waits for a call of cudaProfilerStart
 
@@ -46,9 +45,8 @@ class Settings:
     frames: Mapping[str, str] = field(default_factory=dict)
     # Paths of the device patches, by compute capability, such as "90".
     patches: Mapping[str, str] = field(default_factory=dict)
-    templates: bool = (
-        False  # whether launches with known accesses are left unrecorded (--accesses auto)
-    )
+    # Whether launches with known accesses are left unrecorded (--accesses auto).
+    templates: bool = False
     follow: bool = True  # whether to record child processes
 
 

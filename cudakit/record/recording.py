@@ -43,8 +43,7 @@ class CudaRecording:
     accesses: Accesses | None = None  # source of the accesses; None if CUDA is not recorded
     notes: tuple[str, ...] = ()  # reasons why CUDA is not recorded, or why accesses are not exact
     flush: Callable[[], None] | None = None  # waits for all launches and records their accesses
-    memory_only: bool = False  # whether only allocations and frees are recorded
-    is_profile: bool = False  # whether a profile is recorded, by CUPTI
+    is_recorded: bool = False  # whether CUDA is recorded: its accesses, its memory, or a profile
 
 
 NOT_RECORDED = CudaRecording()
@@ -79,7 +78,7 @@ class Recording:
         self._lock = threading.Lock()
         self._is_closed = False
         atexit.register(self.close)
-        if cuda.accesses or cuda.memory_only or cuda.is_profile:
+        if cuda.is_recorded:
             threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
 
     @property
@@ -234,7 +233,7 @@ def _profile_cuda(trace_directory: Path) -> CudaRecording:
             hint="unset the variable",
         )
     notes = _nvtx_notes(other_nvtx_tool)
-    return CudaRecording(notes=notes, flush=recorder.finish, is_profile=True)
+    return CudaRecording(notes=notes, flush=recorder.finish, is_recorded=True)
 
 
 def _nvtx_notes(other_tool: str) -> tuple[str, ...]:
@@ -286,6 +285,7 @@ def _record_cuda(
         accesses=recorded_accesses,
         notes=(*filter(None, (note,)), *_nvtx_notes(other_nvtx_tool)),
         flush=getattr(recorder, "read", None),
+        is_recorded=True,
     )
 
 
@@ -376,7 +376,7 @@ def begin_memory(on_batch: BatchHandler, on_jax_profile: Callable[[str], None]) 
         except Exception as error:  # noqa: BLE001 must not disturb the program
             notes.append(f"{type(error).__name__}: {error}")
 
-    recording = Recording(on_batch, trace_directory, CudaRecording(memory_only=True))
+    recording = Recording(on_batch, trace_directory, CudaRecording(is_recorded=True))
     pool_hooks = PoolHooks(recorder, attempt, on_jax_profile, driver_is_recorded=bool(library))
     pool_hooks.watch(after_import)
     after_import("torch", partial(attribute_backward, recorder, ranges=True))

@@ -51,7 +51,7 @@ with recording.drain():
 
 def test_trace_is_read_periodically() -> None:
     run("""
-recording = Recording(take, Path(name), CudaRecording(accesses="arguments"))
+recording = Recording(take, Path(name), CudaRecording(is_recorded=True))
 writer.write(Event(Free(1, 1), seq=7))
 deadline = time.monotonic() + 30
 while not taken and time.monotonic() < deadline:
