@@ -107,16 +107,8 @@ def trace_timeline(activities: Sequence[Activities]) -> ViewedTimeline:
         group_by_device = {}
         for device, name in device_names(process).items():
             group_by_device[device] = len(groups)
-            groups.append(
-                Group(
-                    name,
-                    first_device + device,
-                    pid,
-                    is_device=True,
-                    label=f"GPU {device}",
-                    remark=remark,
-                )
-            )
+            number, label = first_device + device, f"GPU {device}"
+            groups.append(Group(name, number, pid, is_device=True, label=label, remark=remark))
         work_lanes, track_of_work = work_tracks(process)
         first_track = len(tracks)
         tracks += [
@@ -137,14 +129,12 @@ def trace_timeline(activities: Sequence[Activities]) -> ViewedTimeline:
             Track(lane.name, process_group, _thread_number(lane, number))
             for number, lane in enumerate(thread_lanes)
         ]
-        marks = process.marks
+        mark_tracks = [track_by_thread[thread] for thread in process.marks.thread.tolist()]
         instants.append(
             Instants(
-                time_ns=marks.start_ns,
-                track=np.array(
-                    [track_by_thread[thread] for thread in marks.thread.tolist()], np.int64
-                ),
-                name=marks.name,
+                time_ns=process.marks.start_ns,
+                track=np.array(mark_tracks, np.int64),
+                name=process.marks.name,
                 names=call_texts.names,
                 category="user_annotation",
             )
@@ -158,7 +148,14 @@ def trace_timeline(activities: Sequence[Activities]) -> ViewedTimeline:
         chrome_head={
             "schemaVersion": _SCHEMA_VERSION,
             "deviceProperties": [
-                properties for process in timelines for properties in _device_properties(process)
+                {
+                    "id": int(record["device"]),
+                    "name": printable_text(process.names[int(record["name"])]),
+                    "totalGlobalMem": int(record["memory_bytes"]),
+                    "numSms": int(record["multiprocessors"]),
+                }
+                for process in timelines
+                for record in process.activities.records[EventKind.DEVICE_INFO]
             ],
             "displayTimeUnit": "ns",
             "baseTimeNanoseconds": begin_ns,
@@ -184,16 +181,6 @@ class _CallTexts:
 
 def _call_site(stack: Stack) -> str:
     return frame_text(stack[call_site_index(stack)]) if stack else NO_STACK
-
-
-def _device_properties(process: Timeline) -> Iterator[dict[str, object]]:
-    for record in process.activities.records[EventKind.DEVICE_INFO]:
-        yield {
-            "id": int(record["device"]),
-            "name": printable_text(process.names[int(record["name"])]),
-            "totalGlobalMem": int(record["memory_bytes"]),
-            "numSms": int(record["multiprocessors"]),
-        }
 
 
 def _work_spans(process: Timeline, texts: _CallTexts, track: Column, first_arrow: int) -> Spans:

@@ -9,7 +9,7 @@ enqueued before the gap began.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 
 from cudakit.profile.timeline import Column, Timeline, WorkKind
-from cudakit.stacks import Stack
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 
 # --- the time of a host thread ---------------------------------------------------------------------
@@ -81,29 +80,24 @@ def call_causes(timeline: Timeline) -> Column:
     """Return the IdleCause of each API call: an allocation, a wait of the host, or launching."""
     calls = timeline.calls
     functions, function_of_call = np.unique(calls.name, return_inverse=True)
-    cause_by_function = np.array(
-        [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
-    )
-    cause: Column = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
-    cause[np.isin(calls.correlation, _pageable_copies(timeline))] = IdleCause.HOST_WAIT
-    return cause
-
-
-def _function_cause(function: str) -> IdleCause:
-    if _ALLOCATION_FUNCTIONS.search(function):
-        return IdleCause.ALLOCATION
-    wait_match = _WAIT_FUNCTIONS.search(function) or _BLOCKING_COPIES.search(function)
-    return IdleCause.HOST_WAIT if wait_match else IdleCause.LAUNCH
-
-
-def _pageable_copies(timeline: Timeline) -> Column:
-    """Return the correlations of copies of pageable memory: the host waits in their calls."""
+    causes = []
+    for name in functions.tolist():
+        function = timeline.names[name]
+        if _ALLOCATION_FUNCTIONS.search(function):
+            causes.append(IdleCause.ALLOCATION)
+        elif _WAIT_FUNCTIONS.search(function) or _BLOCKING_COPIES.search(function):
+            causes.append(IdleCause.HOST_WAIT)
+        else:
+            causes.append(IdleCause.LAUNCH)
+    cause: Column = np.array(causes, np.int64)[function_of_call]
+    # The host waits in the calls of copies of pageable memory.
     copies = timeline.activities.records[EventKind.COPY_RUN]
     is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
         copies["destination_memory"] == MemoryKind.PAGEABLE
     )
-    correlations: Column = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
-    return np.unique(correlations[correlations != 0])
+    correlations = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
+    cause[np.isin(calls.correlation, correlations[correlations != 0])] = IdleCause.HOST_WAIT
+    return cause
 
 
 def divide_thread(timeline: Timeline, cause_of_call: Column, thread: int) -> ThreadTime:
@@ -140,38 +134,33 @@ def divide_thread(timeline: Timeline, cause_of_call: Column, thread: int) -> Thr
 def _stretch_causes(timeline: Timeline, call_row: Column, length_ns: Column) -> Column:
     """Return the cause of each stretch between the calls of one thread."""
     cause = np.full(len(length_ns), IdleCause.LAUNCH, np.int64)
-    is_long_stretch = length_ns >= LONG_STRETCH_NS
-    if not is_long_stretch.any():
+    is_long = length_ns >= LONG_STRETCH_NS
+    if not is_long.any():
         return cause
     calls, work = timeline.calls, timeline.work
-    is_copy_to_device = np.zeros(len(calls.start_ns), bool)
     has_work = np.zeros(len(calls.start_ns), bool)
     has_work[work.call[work.call >= 0]] = True
     copies = timeline.activities.records[EventKind.COPY_RUN]
     rows = np.flatnonzero((work.kind == WorkKind.COPY) & (work.call >= 0))
     is_to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
+    is_copy_to_device = np.zeros(len(calls.start_ns), bool)
     is_copy_to_device[work.call[rows[is_to_device]]] = True
     # The first call at or after each call of the thread that enqueued work.
-    work_positions = np.where(has_work[call_row], np.arange(len(call_row)), len(call_row))
-    next_positions = np.minimum.accumulate(work_positions[::-1])[::-1][1:]
-    next_call_rows = call_row[np.minimum(next_positions, len(call_row) - 1)]
-    loads_data = is_copy_to_device[next_call_rows] & (next_positions < len(call_row))
-    loads_data |= _is_in_data_loader(timeline.stacks)[calls.site[call_row[1:]]]
-    cause[is_long_stretch] = np.where(loads_data, IdleCause.DATA_LOADING, IdleCause.OTHER_HOST)[
-        is_long_stretch
-    ]
-    return cause
-
-
-def _is_in_data_loader(stacks: Sequence[Stack]) -> Column:
-    """Return, for each call stack, whether one of its frames is that of a data loader."""
-    return np.array(
-        [any(_DATA_LOADER_FILES.search(frame.filename) for frame in stack) for stack in stacks],
+    positions = np.where(has_work[call_row], np.arange(len(call_row)), len(call_row))
+    next_positions = np.minimum.accumulate(positions[::-1])[::-1][1:]
+    next_rows = call_row[np.minimum(next_positions, len(call_row) - 1)]
+    loads_data = is_copy_to_device[next_rows] & (next_positions < len(call_row))
+    is_in_data_loader = np.array(
+        [
+            any(_DATA_LOADER_FILES.search(frame.filename) for frame in stack)
+            for stack in timeline.stacks
+        ],
         bool,
     )
-
-
-_QUEUE_DRAINING_CAUSES = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
+    loads_data |= is_in_data_loader[calls.site[call_row[1:]]]
+    causes = np.where(loads_data, IdleCause.DATA_LOADING, IdleCause.OTHER_HOST)
+    cause[is_long] = causes[is_long]
+    return cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +245,7 @@ def _divide_gaps(
     segments = thread_time.segment_indices(start)
     cause_at_start = thread_time.cause[segments]
     blocking_rows = []
-    for cause in _QUEUE_DRAINING_CAUSES:
+    for cause in (IdleCause.HOST_WAIT, IdleCause.ALLOCATION):
         blocking_rows.append(_time_within_calls(thread_time, cause, start, launch_end))
         drained_gaps = np.flatnonzero((cause_at_start == cause) & ~was_queued)
         launch_ns = by_cause_ns[drained_gaps, IdleCause.LAUNCH]
@@ -300,9 +289,8 @@ class IntervalSet:
 
     start_ns: Column
     end_ns: Column
-    _lengths: Column = field(
-        init=False
-    )  # total length of the intervals before each interval, and of all intervals
+    # total length of the intervals before each interval, and of all intervals
+    _lengths: Column = field(init=False)
 
     def __post_init__(self) -> None:
         lengths = np.zeros(len(self.start_ns) + 1, np.int64)

@@ -70,9 +70,8 @@ class Step:
 class Steps:
     """The steps of a device."""
 
-    source: (
-        StepSource  # property of steps: an NVTX range, a mark, or repeated launches; none: no steps
-    )
+    # property of steps: an NVTX range, a mark, or repeated launches; none: no steps
+    source: StepSource
     name: str  # name of the range or mark; empty for repeated launches
     warm_up: int  # number of leading steps that are slower, and left out of the measured time
     slow: int  # number of later steps that take over 3 times the median, and are left out
@@ -105,16 +104,14 @@ class Kernel:
     mean_ns: int  # mean time of a run
     median_ns: int  # median time of a run
     share: float  # share of the summed time of all GPU work
-    stack: tuple[
-        Frame, ...
-    ]  # call stack that launched the most time of the kernel; empty if not recorded
+    # call stack that launched the most time of the kernel; empty if not recorded
+    stack: tuple[Frame, ...]
     site: int  # index of the call site in `stack`
     sites: int  # number of different call sites
     blocks: int  # median number of thread blocks
     consecutive: float  # mean number of runs without other work between them in their stream
-    grid: Grid | None = (
-        None  # grid of the longest run; null if limits of the device are not recorded
-    )
+    # grid of the longest run; null if limits of the device are not recorded
+    grid: Grid | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +141,8 @@ class Copies:
     """All copies with one direction and one kind of host memory."""
 
     direction: Direction  # direction of the copies
-    host: Literal[
-        "pageable", "pinned", "managed", "unknown", "none"
-    ]  # kind of host memory; "none" for copies between devices
+    # kind of host memory; "none" for copies between devices
+    host: Literal["pageable", "pinned", "managed", "unknown", "none"]
     peer: bool  # whether the copies are between two devices
     calls: int  # number of copies
     size_bytes: int  # bytes of all copies
@@ -205,9 +201,8 @@ class StreamWork:
 class HostWait:
     """All calls of one function at one call site that made the host wait or change memory."""
 
-    kind: Literal[
-        "wait", "allocation"
-    ]  # whether the calls wait for work, or allocate and free memory
+    # whether the calls wait for work, or allocate and free memory
+    kind: Literal["wait", "allocation"]
     function: str  # function of the CUDA driver
     calls: int  # number of calls
     blocked_ns: int  # time of the host in these calls
@@ -257,9 +252,8 @@ class Finding:
     saving_ns: int  # estimate of the time that the change saves in the measured time
     saving_share: float | None  # share of the measured time; null if losses forbid an estimate
     estimate: str  # method by which the saving was estimated
-    stack: tuple[
-        Frame, ...
-    ]  # call stack of the code to change; empty if several stacks are involved
+    # call stack of the code to change; empty if several stacks are involved
+    stack: tuple[Frame, ...]
     site: int  # index of the call site in `stack`
 
 

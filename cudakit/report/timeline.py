@@ -161,9 +161,8 @@ class Flame:
     name: str
     unit: Literal["bytes", "nanoseconds"]
     stacks: Iterable[tuple[Sequence[Frame], int]]
-    prefix: str = (
-        ""  # first frame of each collapsed stack, if there are several Flames; may be empty
-    )
+    # first frame of each collapsed stack, if there are several Flames; may be empty
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
