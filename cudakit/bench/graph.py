@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from math import ceil
 from statistics import median
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -62,6 +62,8 @@ BRANCH_COUNT = 8
 BYTES = (0xF0, 0x0F)
 _WORDS_PER_NODE = WIDTH_BYTES // 4
 _REPEATED_BYTE = 0x01010101  # A byte multiplied by this number is a word of four equal bytes.
+
+_Handle = TypeVar("_Handle", Graph, GraphExec)
 
 # A function that enqueues one node, which fills WIDTH_BYTES at an address with a byte.
 _EnqueueNode: TypeAlias = Callable[[Ptr, int, Stream], None]
@@ -205,48 +207,50 @@ class GraphStep:
     def prepare(self, gpu: Gpu, seed: int) -> PreparedStep:  # noqa: ARG002
         nodes = Nodes(gpu, self.topology, self.kind, self.nodes)
         try:
-            return _STEPS[self.step](gpu, nodes)
+            return PreparedStep(gpu, nodes, self.step)
         except BaseException:
             nodes.close()
             raise
 
 
+class _Enqueue(Protocol):
+    """Enqueues or performs a step once; ``set_index`` is not used, because there is one buffer set."""
+
+    def __call__(self, stream: Stream, set_index: int) -> None: ...
+
+
 class PreparedStep(PreparedLatency):
     """A step and the nodes of its graph. Verification checks that all nodes have run."""
 
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
+    def __init__(self, gpu: _GraphDevice, nodes: Nodes, step: str) -> None:
         super().__init__()
         self.gpu, self.nodes = gpu, nodes
         self.byte = BYTES[0]  # The byte that the nodes write.
         self.max_kept_graphs = max(4, min(_MAX_KEPT_GRAPHS, _MAX_KEPT_NODES // nodes.count))
         self.cleanup.enter_context(closing(nodes))
-
-    def enqueue(self, stream: Stream, set_index: int) -> None:
-        """Enqueue or perform the step once; ``set_index`` is not used."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Run the nodes after a step that does not run them, such as capture."""
+        # An attribute instead of a method, because the time of each Python call is part of a sample.
+        self.enqueue: _Enqueue
+        self.enqueue, self._run_nodes = _STEPS[step](self)
 
     def verify(self) -> Verification:
-        self.finish()
+        self._run_nodes()
         missing_count = self.nodes.count_missing(self.byte)
         reference = "the byte that each node writes"
         return exact_verification(missing_count, self.nodes.count, reference, "nodes did not run")
 
     def capture_nodes(self, byte: int = BYTES[0]) -> Graph:
-        """Capture the nodes on a new stream, and return the graph, which the caller destroys."""
+        """Capture the nodes on a new stream; ``cleanup`` destroys the graph."""
         stream = self.gpu.stream(blocking=False)
         try:
-            return capture(self.gpu, stream, partial(self.nodes.enqueue, byte=byte))
+            graph = capture(self.gpu, stream, partial(self.nodes.enqueue, byte=byte))
         finally:
             self.gpu.destroy_stream(stream)
+        self.cleanup.callback(self.gpu.destroy_graph, graph)
+        return graph
 
     def instantiate_nodes(self) -> GraphExec:
         """Capture and instantiate the nodes; ``cleanup`` destroys the executable graph."""
-        graph = self.capture_nodes()
-        executable = self.gpu.instantiate(graph)
-        self.gpu.destroy_graph(graph)
+        executable = self.gpu.instantiate(self.capture_nodes())
         self.cleanup.callback(self.gpu.destroy_graph_exec, executable)
         return executable
 
@@ -255,119 +259,114 @@ class PreparedStep(PreparedLatency):
         self.gpu.graph_launch(executable, LEGACY)
         self.gpu.sync()
 
+    def keep(self, destroy: Callable[[_Handle], None]) -> tuple[list[_Handle], Callable[[], None]]:
+        """Return a list of graphs that the step creates, and a function that destroys all of them."""
+        kept: list[_Handle] = []
 
-class _Eager(PreparedStep):
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        self.nodes.enqueue(stream)
+        def destroy_all() -> None:
+            while kept:
+                destroy(kept.pop())
 
-
-class _Replay(PreparedStep):
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
-        super().__init__(gpu, nodes)
-        self._executable = self.instantiate_nodes()
-
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        self.gpu.graph_launch(self._executable, stream)
+        self.cleanup.callback(destroy_all)
+        return kept, destroy_all
 
 
-class _Capture(PreparedStep):
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
-        super().__init__(gpu, nodes)
-        self._graphs: list[Graph] = []
-        self.cleanup.callback(self._destroy_graphs)
-
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        if len(self._graphs) >= self.max_kept_graphs:
-            self._destroy_graphs()
-        self._graphs.append(capture(self.gpu, stream, self.nodes.enqueue))
-
-    def finish(self) -> None:
-        executable = self.gpu.instantiate(self._graphs[-1])
-        self.run(executable)
-        self.gpu.destroy_graph_exec(executable)
-
-    def _destroy_graphs(self) -> None:
-        while self._graphs:
-            self.gpu.destroy_graph(self._graphs.pop())
+# What a step enqueues, and a function that runs its nodes for the check, if the step does not.
+_PreparedCalls: TypeAlias = tuple[_Enqueue, Callable[[], None]]
 
 
-class _Instantiate(PreparedStep):
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
-        super().__init__(gpu, nodes)
-        self._graph = self.capture_nodes()
-        self._executables: list[GraphExec] = []
-        self.cleanup.callback(gpu.destroy_graph, self._graph)
-        self.cleanup.callback(self._destroy_executables)
-
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        if len(self._executables) >= self.max_kept_graphs:
-            self._destroy_executables()
-        self._executables.append(self.gpu.instantiate(self._graph))
-
-    def finish(self) -> None:
-        self.run(self._executables[-1])
-
-    def _destroy_executables(self) -> None:
-        while self._executables:
-            self.gpu.destroy_graph_exec(self._executables.pop())
+def _do_nothing() -> None:
+    pass
 
 
-class _Update(PreparedStep):
-    """Updates an executable graph to one of two graphs in turn, whose nodes write different bytes."""
+def _eager(step: PreparedStep) -> _PreparedCalls:
+    def enqueue(stream: Stream, set_index: int) -> None:  # noqa: ARG001
+        step.nodes.enqueue(stream)
 
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
-        super().__init__(gpu, nodes)
-        self._executable = self.instantiate_nodes()
-        self._graphs = {byte: self.capture_nodes(byte) for byte in BYTES}
-        for graph in self._graphs.values():
-            self.cleanup.callback(gpu.destroy_graph, graph)
-
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        self.byte = BYTES[self.byte == BYTES[0]]
-        self.gpu.graph_update(self._executable, self._graphs[self.byte])
-
-    def finish(self) -> None:
-        self.run(self._executable)
+    return enqueue, _do_nothing
 
 
-class _FirstUse(_Instantiate):
-    """Uploads or launches executable graphs for the first time; the graphs are instantiated in advance."""
+def _replay(step: PreparedStep) -> _PreparedCalls:
+    gpu, executable = step.gpu, step.instantiate_nodes()
 
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes, *, uploads: bool) -> None:
-        super().__init__(gpu, nodes)
-        self._uploads = uploads
-        self._use = gpu.graph_upload if uploads else gpu.graph_launch
-        self._next = 0
-        self._refill()
+    def enqueue(stream: Stream, set_index: int) -> None:  # noqa: ARG001
+        gpu.graph_launch(executable, stream)
 
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
-        if self._next == len(self._executables):
-            self._destroy_executables()
-            self._refill()
-        self._use(self._executables[self._next], stream)
-        self._next += 1
-
-    def finish(self) -> None:
-        if self._uploads:
-            self.run(self._executables[self._next - 1])
-
-    def _refill(self) -> None:
-        self._executables += (
-            self.gpu.instantiate(self._graph) for _ in range(self.max_kept_graphs)
-        )
-        self._next = 0
+    return enqueue, _do_nothing
 
 
-_STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {
-    "capture": _Capture,
-    "instantiate": _Instantiate,
-    "update": _Update,
-    "upload": partial(_FirstUse, uploads=True),
-    "first-launch": partial(_FirstUse, uploads=False),
-    "launch": _Replay,
-    "run": _Replay,
-    "replay": _Replay,
-    "eager": _Eager,
+def _capture(step: PreparedStep) -> _PreparedCalls:
+    gpu, nodes = step.gpu, step.nodes
+    graphs, destroy_all = step.keep(gpu.destroy_graph)
+
+    def enqueue(stream: Stream, set_index: int) -> None:  # noqa: ARG001
+        if len(graphs) >= step.max_kept_graphs:
+            destroy_all()
+        graphs.append(capture(gpu, stream, nodes.enqueue))
+
+    def run_nodes() -> None:
+        executable = gpu.instantiate(graphs[-1])
+        step.run(executable)
+        gpu.destroy_graph_exec(executable)
+
+    return enqueue, run_nodes
+
+
+def _instantiate(step: PreparedStep) -> _PreparedCalls:
+    gpu, graph = step.gpu, step.capture_nodes()
+    executables, destroy_all = step.keep(gpu.destroy_graph_exec)
+
+    def enqueue(stream: Stream, set_index: int) -> None:  # noqa: ARG001
+        if len(executables) >= step.max_kept_graphs:
+            destroy_all()
+        executables.append(gpu.instantiate(graph))
+
+    return enqueue, lambda: step.run(executables[-1])
+
+
+def _update(step: PreparedStep) -> _PreparedCalls:
+    """Update an executable graph to one of two graphs in turn, whose nodes write different bytes."""
+    gpu, executable = step.gpu, step.instantiate_nodes()
+    graphs = {byte: step.capture_nodes(byte) for byte in BYTES}
+
+    def enqueue(stream: Stream, set_index: int) -> None:  # noqa: ARG001
+        step.byte = BYTES[step.byte == BYTES[0]]
+        gpu.graph_update(executable, graphs[step.byte])
+
+    return enqueue, lambda: step.run(executable)
+
+
+def _first_use(step: PreparedStep, *, uploads: bool) -> _PreparedCalls:
+    """Upload or launch executable graphs for the first time; the graphs are instantiated in advance."""
+    gpu, graph = step.gpu, step.capture_nodes()
+    use = gpu.graph_upload if uploads else gpu.graph_launch
+    unused, _ = step.keep(gpu.destroy_graph_exec)
+    used, destroy_used = step.keep(gpu.destroy_graph_exec)
+
+    def refill() -> None:
+        destroy_used()
+        unused.extend(gpu.instantiate(graph) for _ in range(step.max_kept_graphs))
+
+    def enqueue(stream: Stream, set_index: int) -> None:  # noqa: ARG001
+        if not unused:
+            refill()
+        used.append(unused.pop())
+        use(used[-1], stream)
+
+    refill()
+    return enqueue, (lambda: step.run(used[-1])) if uploads else _do_nothing
+
+
+_STEPS: Mapping[str, Callable[[PreparedStep], _PreparedCalls]] = {
+    "capture": _capture,
+    "instantiate": _instantiate,
+    "update": _update,
+    "upload": partial(_first_use, uploads=True),
+    "first-launch": partial(_first_use, uploads=False),
+    "launch": _replay,
+    "run": _replay,
+    "replay": _replay,
+    "eager": _eager,
 }
 
 
