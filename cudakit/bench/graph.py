@@ -205,12 +205,7 @@ class GraphStep:
         }
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedStep:  # noqa: ARG002
-        nodes = Nodes(gpu, self.topology, self.kind, self.nodes)
-        try:
-            return PreparedStep(gpu, nodes, self.step)
-        except BaseException:
-            nodes.close()
-            raise
+        return PreparedStep(gpu, self)
 
 
 class _Enqueue(Protocol):
@@ -222,15 +217,17 @@ class _Enqueue(Protocol):
 class PreparedStep(PreparedLatency):
     """A step and the nodes of its graph. Verification checks that all nodes have run."""
 
-    def __init__(self, gpu: _GraphDevice, nodes: Nodes, step: str) -> None:
+    def __init__(self, gpu: _GraphDevice, step: GraphStep) -> None:
         super().__init__()
-        self.gpu, self.nodes = gpu, nodes
+        self.gpu = gpu
         self.byte = BYTES[0]  # The byte that the nodes write.
-        self.max_kept_graphs = max(4, min(_MAX_KEPT_GRAPHS, _MAX_KEPT_NODES // nodes.count))
-        self.cleanup.enter_context(closing(nodes))
+        self.max_kept_graphs = max(4, min(_MAX_KEPT_GRAPHS, _MAX_KEPT_NODES // step.nodes))
         # An attribute instead of a method, because the time of each Python call is part of a sample.
         self.enqueue: _Enqueue
-        self.enqueue, self._run_nodes = _STEPS[step](self)
+        with self.cleanup as cleanup:
+            self.nodes = Nodes(gpu, cleanup, step.topology, step.kind, step.nodes)
+            self.enqueue, self._run_nodes = _STEPS[step.step](self)
+            self.cleanup = cleanup.pop_all()
 
     def verify(self) -> Verification:
         self._run_nodes()
@@ -376,22 +373,22 @@ _STEPS: Mapping[str, Callable[[PreparedStep], _PreparedCalls]] = {
 class Nodes:
     """Nodes of one kind; each node writes 16 bytes that no other node writes."""
 
-    def __init__(self, gpu: ComputeDevice, topology: str, kind: str, count: int) -> None:
+    def __init__(
+        self, gpu: ComputeDevice, cleanup: ExitStack, topology: str, kind: str, count: int
+    ) -> None:
         self.count = count
         self._gpu = gpu
         self._size_bytes = count * WIDTH_BYTES
         branch_count = min(BRANCH_COUNT, count) if topology == "fork-join" else 1
-        with ExitStack() as cleanup:
-            self._enqueue_node = _KINDS[kind](gpu, cleanup)
-            self._compare = cleanup.enter_context(closing(Compare(gpu)))
-            self._memory = allocate(gpu, cleanup, self._size_bytes)
-            self._fork_event = create_event(gpu, cleanup)
-            self._side_streams = [
-                (create_stream(gpu, cleanup), create_event(gpu, cleanup))
-                for _ in range(branch_count - 1)
-            ]
-            self._clear()
-            self._cleanup = cleanup.pop_all()
+        self._enqueue_node = _KINDS[kind](gpu, cleanup)
+        self._compare = cleanup.enter_context(closing(Compare(gpu)))
+        self._memory = allocate(gpu, cleanup, self._size_bytes)
+        self._fork_event = create_event(gpu, cleanup)
+        self._side_streams = [
+            (create_stream(gpu, cleanup), create_event(gpu, cleanup))
+            for _ in range(branch_count - 1)
+        ]
+        self._clear()
 
     def enqueue(self, stream: Stream, byte: int = BYTES[0]) -> None:
         """Enqueue all nodes on a stream and, for a fork-join, on side streams that wait for this stream."""
@@ -414,9 +411,6 @@ class Nodes:
         wrong_count = self._compare.count_not_equal(self._memory, word, self._size_bytes, LEGACY)
         self._clear()
         return -(-wrong_count // _WORDS_PER_NODE)
-
-    def close(self) -> None:
-        self._cleanup.close()
 
     def _clear(self) -> None:
         self._gpu.fill(self._memory, 0, self._size_bytes, LEGACY)
