@@ -297,8 +297,6 @@ _INSTALL_PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """Live memory by call stack at one moment."""
-
     moment: Moment
     holders: tuple[Holder, ...]
 

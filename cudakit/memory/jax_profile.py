@@ -177,12 +177,10 @@ def _parse_fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _integer_fields(message: bytes) -> dict[int, int]:
-    """Return the integer fields of a message, by field number."""
     return {number: value for number, value in _parse_fields(message) if isinstance(value, int)}
 
 
 def _read_packed(content: bytes) -> list[int]:
-    """Return the numbers of a packed repeated field."""
     numbers, offset = [], 0
     while offset < len(content):
         number, offset = _read_varint(content, offset)
@@ -205,5 +203,4 @@ def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
 
 
 def _as_signed(unsigned_number: int) -> int:
-    """Return the signed number with the same 64 bits as an unsigned one."""
     return unsigned_number - 2 * _SIGN_BIT if unsigned_number >= _SIGN_BIT else unsigned_number

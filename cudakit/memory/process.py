@@ -241,7 +241,6 @@ class MemoryModel:
     # --- segments
 
     def _segment_at(self, address: int) -> Segment | None:
-        """Return the segment in use that contains an address."""
         index = bisect_right(self._addresses, address) - 1
         segment = self._segments[self._addresses[index]] if index >= 0 else None
         return segment if segment and address < segment.end else None

@@ -369,7 +369,6 @@ class _TorchRanges:
 
 
 def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
-    """Return the address ranges whose allocation or free is in a trace."""
     ranges: list[_TorchRange] = []
     open_ranges: dict[int, tuple[int, float]] = {}
     for entry in trace:

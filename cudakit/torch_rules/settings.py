@@ -163,7 +163,6 @@ class Settings:
         }
 
     def _changed_keys(self) -> dict[str, Key]:
-        """Return the keys of the settings that differ from their defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         return {
             name: key

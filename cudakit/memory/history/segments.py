@@ -129,7 +129,6 @@ def segment_history(trace: DeviceTrace) -> SegmentHistory:
 def _plain_segments(
     trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
 ) -> SegmentLifetimes:
-    """Return the lifetimes of all segments that are not expandable."""
     events, segments, n_events = trace.events, trace.segments, len(trace.events)
     source = steps.event[lifetimes.first]
     sizes = steps.size[lifetimes.first]
@@ -181,7 +180,6 @@ def _contradiction_count(
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:
-    """Return the reserved bytes at every moment, computed back from the final state."""
     actions, sizes = trace.events.action, trace.events.size
     changes = np.where(np.isin(actions, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)), sizes, 0)
     changes -= np.where(np.isin(actions, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)), sizes, 0)
@@ -207,7 +205,6 @@ def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
 
 
 def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
-    """Join adjacent ranges of the same stream, pool and kind."""
     ranges = take(ranges, np.argsort(ranges.address, kind="stable"))
     if not len(ranges):
         return ranges
@@ -347,7 +344,6 @@ class _BackwardWalk:
             insort(self.mapped_ranges, unmapped)
 
     def _remove_parts(self, begin_address: int, end_address: int) -> list[MappedRange]:
-        """Remove and return the mapped parts of an address range; split mapped ranges at its ends."""
         if end_address <= begin_address:
             return []
         first = max(bisect_right(self.mapped_ranges, begin_address, key=_address) - 1, 0)

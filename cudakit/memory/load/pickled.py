@@ -217,7 +217,6 @@ def _aligned(handles: Handles) -> Handles:
 
 @contextmanager
 def _raise_kind_errors(kind: str) -> Iterator[None]:
-    """Raise SnapshotError if a node is not of a kind."""
     try:
         yield
     except ValueError as error:

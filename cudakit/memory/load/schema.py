@@ -307,7 +307,6 @@ def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints
 
 
 def _first_present_handles(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
-    """Return the value of the first key that is present."""
     first_handles = np.zeros(len(handles), np.uint64)
     for key in reversed(keys):
         values = tree.column(handles, key)

@@ -205,7 +205,6 @@ def _event_clock(device: DeviceMemory) -> Ints:
 
 
 def _counters(device: DeviceMemory, time_ns: Ints) -> Iterator[Counter]:
-    """Yield the curves of a device, with a value for each change."""
     name, curves = device_name(device), device.history.curves
     for label, curve in (
         ("requested", curves.requested),

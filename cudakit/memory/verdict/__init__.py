@@ -1,26 +1,54 @@
 """Explain each failed allocation: its causes, the root cause first, and the remedies that help.
 
 ``failure`` collects the state of memory at a failed request. ``causes`` has a function for each cause, and
-defines the order of causes. ``trials`` replays the events before the request with other settings.
+defines the order of causes. Here the events before the request are replayed with other settings.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
 import numpy as np
 
-from cudakit.errors import one_of
+from cudakit.errors import CudakitError, one_of
 from cudakit.memory.growth import StepHistory
 from cudakit.memory.history import History, state_at
 from cudakit.memory.result import Cause, Oom, ReplayedRemedy
-from cudakit.memory.snapshot import POOL_NAMES, Action, DeviceTrace, StackTable, time_of
+from cudakit.memory.snapshot import (
+    POOL_NAMES,
+    Action,
+    DeviceTrace,
+    Events,
+    StackTable,
+    take,
+    time_of,
+)
 from cudakit.memory.steps import last_mark_at, open_ranges_at
-from cudakit.memory.verdict.causes import causes_of, limit_remedy
+from cudakit.memory.verdict.causes import causes_of, is_shared, limit_remedy
 from cudakit.memory.verdict.failure import Failure, failure_at, obstacle_of
-from cudakit.memory.verdict.trials import replay_changes, replayed_limit_bytes
-from cudakit.memory.whatif.replay import NewAllocator
-from cudakit.units import format_bytes, format_count
+from cudakit.memory.whatif.program import (
+    NO_WAIT,
+    Program,
+    Recording,
+    Step,
+    limit_of,
+    program_of,
+    recording_of,
+    settings_of,
+)
+from cudakit.memory.whatif.replay import (
+    NewAllocator,
+    ReplayedRequest,
+    ReplayTooLong,
+    replay_request,
+)
+from cudakit.torch_rules.settings import Settings, with_changes
+from cudakit.torch_rules.sizes import MIB
+from cudakit.units import format_bytes, format_count, round_up_bytes
 
 # Maximum number of analyzed failures: a program that retries can fail thousands of times, and the layout of
 # each failure takes long to compute.
@@ -53,14 +81,15 @@ def find_ooms(
         if new_allocator is not None and event == events[-1] and is_of_pytorch:
             replays = replay_changes(failure, new_allocator)
         causes = causes_of(failure, with_history=event in events[-MAX_WITH_HISTORY:])
-        limit_bytes = replayed_limit_bytes(failure, replays)
-        if limit_bytes is not None:
-            causes = tuple(
-                replace(cause, remedy=limit_remedy(failure, limit_bytes))
-                if cause.id == "process_limit"
-                else cause
-                for cause in causes
-            )
+        for replay in replays:
+            if replay.cause == "process_limit" and replay.helps:
+                # A limit of the highest reserved memory refuses no request of this replay.
+                limit_bytes = replay.peak_reserved_bytes - failure.library_bytes
+                remedy = limit_remedy(failure, limit_bytes)
+                causes = tuple(
+                    replace(cause, remedy=remedy) if cause.id == replay.cause else cause
+                    for cause in causes
+                )
         ooms.append(_explained_oom(failure, causes, replays))
     return tuple(ooms)
 
@@ -151,3 +180,246 @@ def replays_sentence(oom: Oom) -> str:
     if any(replay.recommended for replay in replays):
         return ""
     return f"{benefit_text} no setting moves free memory to another stream or pool."
+
+
+# --- Replay the events before a failed allocation with changes that could let the request succeed ---
+#
+# The replay starts thousands of events before the failure: it allocates the memory in use at that moment
+# again, and repeats every event until the failed request. First the recorded settings are replayed. The
+# request must fail in this replay too; otherwise no change is replayed.
+
+# A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
+_MAX_REPLAYED_FAILURES: Final = 1_000
+# PyTorch rejects max_split_size_mb up to 20.
+_MIN_SPLIT_MB: Final = 21
+# Maximum number of replayed limits. The limit decides when the allocator releases its cache: a limit that is
+# enough for the memory at the failure can be too small in a replay.
+_MAX_REPLAYED_LIMITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """Limits that bound the time of replays. Only a malicious file reaches the last two limits."""
+
+    # Numbers of replayed events before the failure, tried in this order until the failure recurs.
+    event_counts: tuple[int, ...] = (20_000, 60_000)
+    # Maximum number of blocks in use at the first event. Every replay allocates these blocks first.
+    max_blocks_before: int = 20_000
+    # Maximum number of free blocks that one replay examines; see ``replay_request``.
+    max_searched_blocks: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the settings, the limit or the program that is replayed."""
+
+    text: str  # name of the change in the report
+    settings_text: str | None  # value of PYTORCH_CUDA_ALLOC_CONF; None if no setting changes
+    settings: Settings
+    change_program: Callable[[Program], Program] = lambda program: program
+    cause: str = "fragmentation"  # id of the cause that the change removes
+    limit_bytes: int | None = None  # limit of reserved memory; None for the recorded limit
+
+
+def replay_changes(
+    failure: Failure, new_allocator: NewAllocator, limits: ReplayLimits = ReplayLimits()
+) -> tuple[ReplayedRemedy, ...]:
+    """Return the result of a replay for each change.
+
+    The result is empty if the failure does not recur, or if a replay would take too long.
+    """
+    with suppress(ReplayTooLong):
+        for event_count in limits.event_counts:
+            trial = _trial(failure, event_count, new_allocator, limits)
+            if len(trial.program.allocations_before) > limits.max_blocks_before:
+                break
+            if not trial.replay(Change("recorded settings", None, trial.settings)).succeeded:
+                return tuple(
+                    _replayed_limit(trial, change)
+                    if change.cause == "process_limit"
+                    else _replayed_remedy(trial, change)
+                    for change in _changes_to_replay(trial)
+                )
+            if event_count >= failure.event:
+                break
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """The events before a failure as a program, and what each replay of this program needs."""
+
+    failure: Failure
+    recording: Recording
+    program: Program
+    settings: Settings  # the recorded settings
+    new_allocator: NewAllocator
+    limits: ReplayLimits
+    limit_bytes: int | None
+
+    def replay(self, change: Change) -> ReplayedRequest:
+        return replay_request(
+            change.change_program(self.program),
+            change.settings,
+            self.new_allocator,
+            limit_bytes=change.limit_bytes or self.limit_bytes,
+            addresses=self.recording.segment_addresses(),
+            search_again=self.recording.searches_again,
+            max_searched_blocks=self.limits.max_searched_blocks,
+        )
+
+
+def _trial(
+    failure: Failure, event_count: int, new_allocator: NewAllocator, limits: ReplayLimits
+) -> _Trial:
+    recording = _recording_before(failure, event_count)
+    settings = settings_of(recording)
+    program = program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
+    # The program ends with its last failed request.
+    last_failed = max(
+        index for index, (_, step, _) in enumerate(program.steps) if step == Step.FAILED_ALLOC
+    )
+    program = replace(program, steps=program.steps[: last_failed + 1])
+    request = failure.request
+    limit_bytes: int | None
+    if not request.is_limited:
+        limit_bytes = request.reserved_bytes + failure.library_bytes + request.device_free_bytes
+    elif failure.device_total_bytes and failure.memory_fraction:
+        limit_bytes = int(failure.memory_fraction * failure.device_total_bytes)
+        limit_bytes += failure.library_bytes
+    else:
+        recorded_limit = limit_of(recording, program, settings)
+        limit_bytes = None if recorded_limit is None else recorded_limit.bytes
+    return _Trial(failure, recording, program, settings, new_allocator, limits, limit_bytes)
+
+
+def _recording_before(failure: Failure, event_count: int) -> Recording:
+    snapshot, trace = failure.stacks.snapshot, failure.trace
+    earlier_failures = np.flatnonzero(trace.events.action[: failure.event] == Action.OOM)
+    first_event = max(failure.event - event_count, 0)
+    if len(earlier_failures) > _MAX_REPLAYED_FAILURES:
+        first_event = max(first_event, int(earlier_failures[-_MAX_REPLAYED_FAILURES]))
+    if first_event == 0:
+        return Recording(snapshot, trace, failure.history)
+    events: Events = take(trace.events, slice(first_event, None))
+    return recording_of(snapshot, replace(trace, events=events))
+
+
+def _replayed_remedy(trial: _Trial, change: Change) -> ReplayedRemedy:
+    try:
+        replayed = trial.replay(change)
+    except CudakitError:  # the allocator lacks the setting
+        replayed = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
+    return ReplayedRemedy(
+        change=change.text,
+        cause=change.cause,
+        settings=change.settings_text,
+        helps=replayed.succeeded,
+        recommended=False,
+        peak_reserved_bytes=replayed.peak_reserved_bytes,
+    )
+
+
+def _replayed_limit(trial: _Trial, change: Change) -> ReplayedRemedy:
+    """Return the first of several rising limits that suffices; the lowest limit if none does."""
+    lowest = remedy = _replayed_remedy(trial, change)
+    for _ in range(_MAX_REPLAYED_LIMITS - 1):
+        if remedy.helps:
+            return remedy
+        process_bytes = (change.limit_bytes or 0) - trial.failure.library_bytes
+        change = _limit_change(trial.failure, change.settings, process_bytes + 1)
+        remedy = _replayed_remedy(trial, change)
+    return remedy if remedy.helps else lowest
+
+
+# --- The changes: more memory, then settings, then other streams and pools -------------------------
+
+
+def _changes_to_replay(trial: _Trial) -> Iterator[Change]:
+    failure, program, settings = trial.failure, trial.program, trial.settings
+    request = failure.request
+    if request.is_limited:
+        needed_bytes = request.reserved_bytes + request.needed_bytes
+        needed_bytes = max(needed_bytes, failure.highest_reserved_bytes)
+        yield _limit_change(failure, settings, needed_bytes)
+    elif is_shared(failure):
+        yield Change(
+            f"the {format_bytes(failure.outside_bytes)} outside this allocator",
+            None,
+            settings,
+            cause="other_processes",
+            limit_bytes=failure.available_bytes + failure.library_bytes,
+        )
+    for text, field, value in _setting_changes(request.size_bytes, settings):
+        changed_settings = with_changes(settings, {field: value})
+        if changed_settings != settings:
+            yield Change(text, changed_settings.as_text(), changed_settings)
+    if any(stream != NO_WAIT for stream in program.wait_streams):
+        yield Change("frees that do not wait for other streams", None, settings, _without_waits)
+    if any(stream != program.requests[0][1] for _, stream, _ in program.requests):
+        yield Change("all requests on one stream", None, settings, _on_one_stream)
+    # The pools of CUDA graphs and MemPools.
+    private_pools = {
+        index
+        for index, pool in enumerate(trial.recording.snapshot.pools)
+        if pool != (0, 0) and pool not in POOL_NAMES
+    }
+    if any(pool in private_pools for _, _, pool in program.requests):
+        change_program = partial(_without_pools, pools=private_pools)
+        yield Change("no private pools, default pool only", None, settings, change_program)
+
+
+def _limit_change(failure: Failure, settings: Settings, needed_bytes: int) -> Change:
+    """Return the change to the limit that is needed, rounded up to a size that the report can print."""
+    limit_bytes = round_up_bytes(needed_bytes)
+    return Change(
+        f"a limit of {format_bytes(limit_bytes)}",
+        None,
+        settings,
+        cause="process_limit",
+        # The replay also allocates the memory of other libraries.
+        limit_bytes=limit_bytes + failure.library_bytes,
+    )
+
+
+def _setting_changes(request_bytes: int, settings: Settings) -> Iterator[tuple[str, str, object]]:
+    """Yield the text, the field and the value of each setting that could help."""
+    if not settings.expandable_segments:
+        yield "expandable_segments:True", "expandable_segments", True
+    if settings.max_split_size_bytes is not None:
+        yield "no max_split_size_mb", "max_split_size_bytes", None
+    else:
+        for megabytes in sorted({_MIN_SPLIT_MB, 128, max(request_bytes // MIB, _MIN_SPLIT_MB)}):
+            yield f"max_split_size_mb:{megabytes}", "max_split_size_bytes", megabytes * MIB
+    if not any(settings.roundup_power2_divisions):
+        divisions = (4,) * len(settings.roundup_power2_divisions)
+        yield "roundup_power2_divisions:4", "roundup_power2_divisions", divisions
+    if not settings.garbage_collection_threshold:
+        yield "garbage_collection_threshold:0.8", "garbage_collection_threshold", 0.8
+
+
+def _without_waits(program: Program) -> Program:
+    return replace(
+        program,
+        wait_streams=(NO_WAIT,) * len(program.wait_streams),
+        steps=tuple(step for step in program.steps if step[1] != Step.COMPLETE_FREE),
+    )
+
+
+def _on_one_stream(program: Program) -> Program:
+    return replace(
+        program, requests=tuple((size_bytes, 0, pool) for size_bytes, _, pool in program.requests)
+    )
+
+
+def _without_pools(program: Program, *, pools: Container[int]) -> Program:
+    return replace(
+        program,
+        requests=tuple(
+            (size_bytes, stream, 0 if pool in pools else pool)
+            for size_bytes, stream, pool in program.requests
+        ),
+        steps=tuple(
+            step for step in program.steps if step[1] not in (Step.RELEASE_POOL, Step.EMPTY_POOL)
+        ),
+    )

@@ -432,7 +432,6 @@ def outcome_of(recording: Recording, program: Program, settings: Settings) -> Ou
 
 
 def _retry_count(recording: Recording, program: Program, settings: Settings) -> int | None:
-    """Return the number of requests that emptied the cache; None if unknown."""
     if settings.garbage_collection_threshold or settings.max_split_size_bytes:
         return None
     segment_releases = [release for release in program.releases if release.releases_segments]

@@ -239,8 +239,6 @@ class _OutOfMemory(Exception):
 
 
 class _Replay:
-    """One replay: the allocator, and the addresses of its allocations."""
-
     def __init__(self, program: Program, device: ReplayDevice, allocator: ReplayAllocator) -> None:
         self._program = program
         self._device = device

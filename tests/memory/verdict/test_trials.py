@@ -23,8 +23,8 @@ from cudakit.memory.load import load
 from cudakit.memory.result import Oom, ReplayedRemedy
 from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import Action, Snapshot, StackTable
+from cudakit.memory.verdict import ReplayLimits, replay_changes
 from cudakit.memory.verdict.failure import failure_at
-from cudakit.memory.verdict.trials import ReplayLimits, replay_changes
 from cudakit.torch_rules.settings import Settings, parse_config
 
 ROOT = Path(__file__).parents[3]
