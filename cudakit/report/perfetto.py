@@ -312,19 +312,17 @@ def _packet(*fields: bytes) -> bytes:
 
 # --- the wire format -------------------------------------------------------------------------------
 
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_LENGTH: Final = 2
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2  # wire types
 
 
-def varint(encoded_number: int) -> bytes:
+def varint(number: int) -> bytes:
     """Return a number as a varint."""
-    encoded_bytes = bytearray()
-    while encoded_number > 0x7F:
-        encoded_bytes.append(0x80 | encoded_number & 0x7F)
-        encoded_number >>= 7
-    encoded_bytes.append(encoded_number)
-    return bytes(encoded_bytes)
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(0x80 | number & 0x7F)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def number_field(field: int, number: int) -> bytes:

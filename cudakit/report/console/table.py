@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cudakit.report.console import text as theme
-from cudakit.report.console.text import cut, escape, format_value, pad, style_of, style_value, wrap
+from cudakit.report.console.text import cut, escape, format_value, pad, style_of, wrap
 from cudakit.report.document import (
     NO_STACK,
     Column,
@@ -224,28 +224,24 @@ def _shrink(
 def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _ColumnWidths:
     """Return the widths that a column needs."""
     header = escape(column.name)
-    longest_word = _longest_word([header])
-    content_width = max(
-        (_natural_width(column, cell, with_callers=with_callers) for cell in cells), default=0
+    content_width, width_without_callers = (
+        max((_natural_width(column, cell, with_callers=shown) for cell in cells), default=0)
+        for shown in (with_callers, False)
     )
     natural_width = max(content_width, cell_len(header), 1)
-    width_without_callers = max(
-        (_natural_width(column, cell, with_callers=False) for cell in cells), default=0
-    )
     min_width = {
-        "number": max(content_width, longest_word, 1),
-        "bar": max(_FIGURE_WIDTH, longest_word),
+        "number": max(content_width, _longest_word([header]), 1),
+        "bar": max(_FIGURE_WIDTH, _longest_word([header])),
         "text": max(_MIN_TEXT_WIDTH, min(_longest_word(map(format_value, cells)), _MAX_WORD_WIDTH)),
         "stack": _MIN_STACK_WIDTH,
-    }
+    }[column.kind]
+    min_width = min(natural_width, min_width)
     return _ColumnWidths(
         column.kind,
         column.is_optional,
         natural_width,
-        width_without_callers=max(
-            width_without_callers, min(natural_width, min_width[column.kind])
-        ),
-        min_width=min(natural_width, min_width[column.kind]),
+        max(width_without_callers, min_width),
+        min_width,
     )
 
 
@@ -270,19 +266,15 @@ def _cell_lines(
             lines = wrap(format_value(cell), width, max_lines=_MAX_CELL_LINES)
             return [Text(line, style_of(cell)) for line in lines]
         case _:
-            line = style_value(cell)
-            line.truncate(width, overflow="ellipsis")
-            return [line]
+            return [_cut_line(Text(format_value(cell), style_of(cell)), width)]
 
 
 def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
-    match column.kind, cell:
-        case "bar", Ratio():
-            return _BAR_WIDTH + 1 + _FIGURE_WIDTH
-        case "stack", Stack():
-            return cell_len(format_stack(cell, with_callers=with_callers))
-        case _:
-            return cell_len(format_value(cell))
+    if column.kind == "bar" and isinstance(cell, Ratio):
+        return _BAR_WIDTH + 1 + _FIGURE_WIDTH
+    if column.kind == "stack" and isinstance(cell, Stack):
+        return cell_len(format_stack(cell, with_callers=with_callers))
+    return cell_len(format_value(cell))
 
 
 def _longest_word(texts: Iterable[str]) -> int:
@@ -347,9 +339,7 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
         return _cut_line(Text(NO_STACK, theme.FAINT), width)
-    forms = list(_stack_forms(stack, width))
-    fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
-    line = _cut_line(Text(fitting_form), width)
+    line = _first_fitting(list(_stack_forms(stack, width)), width)
     for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
@@ -370,22 +360,24 @@ def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
     """
     if not stack.frames:
         return [_cut_line(Text(NO_STACK, theme.FAINT), width)]
-    site_line = _first_fitting(_frame_forms(site(stack)), width)
+    lines = [_first_fitting(_frame_forms(site(stack)), width)]
     if caller := distinct_caller(stack):
-        file_and_line = f"…/{escape(format_place(caller)).rpartition('/')[2]}"
-        second_forms = [f"← {form}" for form in (*_frame_forms(caller), file_and_line)]
+        forms = [f"← {form}" for form in (*_frame_forms(caller), _file_and_line(caller))]
     else:
-        second_forms = [form.strip() for form in _leaf_forms(stack)]
-    if not second_forms:
-        return [site_line]
-    second_line = _first_fitting([f"  {form}" for form in second_forms], width)
-    second_line.stylize(theme.FAINT)
-    return [site_line, second_line]
+        forms = [form.strip() for form in _leaf_forms(stack)]
+    if forms:
+        lines.append(_first_fitting([f"  {form}" for form in forms], width))
+        lines[1].stylize(theme.FAINT)
+    return lines
 
 
 def _first_fitting(forms: Sequence[str], width: int) -> Text:
-    fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
-    return _cut_line(Text(fitting_form), width)
+    form = next((form for form in forms if cell_len(form) <= width), forms[-1])
+    return _cut_line(Text(form), width)
+
+
+def _file_and_line(frame: Frame) -> str:
+    return f"…/{escape(format_place(frame)).rpartition('/')[2]}"
 
 
 def _stack_forms(stack: Stack, width: int) -> Iterator[str]:
@@ -401,7 +393,7 @@ def _stack_forms(stack: Stack, width: int) -> Iterator[str]:
         for leaf_form in dict.fromkeys((*_leaf_forms(stack), "")):
             yield f"{site_text}{leaf_form}{arrow}{caller_text}"
         yield f"{short_site_text}{_CALLED_FROM}{short_caller_text}"
-        yield f"{short_site_text}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
+        yield f"{short_site_text}{_CALLED_FROM}{_file_and_line(caller)}"
         return
     leaf_forms = _leaf_forms(stack) or ("",)
     yield from (site_text + leaf_form for leaf_form in leaf_forms)
@@ -432,10 +424,7 @@ def _leaf_forms(stack: Stack) -> tuple[str, ...]:
     if frame is None:
         return ()
     full_text, short_text = _frame_forms(frame)
-    shortest_text = f"… {escape(frame.name)}"
-    if frame.line:
-        short_place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
-        shortest_text = f"…/{short_place}"
+    shortest_text = _file_and_line(frame) if frame.line else f"… {escape(frame.name)}"
     return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, shortest_text)))
 
 

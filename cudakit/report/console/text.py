@@ -117,9 +117,6 @@ def _break_lines(text: str, width: int) -> Iterator[str]:
 
 def _words(text: str, width: int) -> Iterator[str]:
     """Yield the words of a text; except in narrow cells, a number and its unit are one word."""
-    if width < _LEAST_PROSE_WIDTH:
-        yield from text.split()
-        return
     number = ""
     for word in text.split():
         if number and _UNIT_PATTERN.fullmatch(word):
@@ -128,7 +125,7 @@ def _words(text: str, width: int) -> Iterator[str]:
             continue
         if number:
             yield number
-        number = word if word[-1].isdigit() else ""
+        number = word if width >= _LEAST_PROSE_WIDTH and word[-1].isdigit() else ""
         if not number:
             yield word
     if number:
@@ -137,28 +134,22 @@ def _words(text: str, width: int) -> Iterator[str]:
 
 def _break_word(word: str, width: int) -> list[str]:
     """Cut a word into pieces of at most ``width`` cells: after ``/``, or between the words of a name."""
-    word_pieces = []
+    pieces = []
     while cell_len(word) > width:
-        fitting_part = chop_cells(word, width)[0]
-        if "/" in fitting_part:
-            fitting_part = fitting_part[: fitting_part.rfind("/") + 1]
-        elif part_ends := [
-            match.end() for match in _PART_OF_NAME.finditer(fitting_part + word[len(fitting_part)])
-        ]:
-            fitting_part = fitting_part[: part_ends[-1]]
-        word_pieces.append(fitting_part)
-        word = word[len(fitting_part) :]
-    return [*word_pieces, word]
+        piece = chop_cells(word, width)[0]
+        ends = [match.end() for match in _PART_OF_NAME.finditer(piece + word[len(piece)])]
+        if "/" in piece:
+            piece = piece[: piece.rfind("/") + 1]
+        elif ends:
+            piece = piece[: ends[-1]]
+        pieces.append(piece)
+        word = word[len(piece) :]
+    return [*pieces, word]
 
 
 def format_value(value: Value) -> str:
     """Format a value on one line; a stack is its call site."""
     return escape(document.format_value(value))
-
-
-def style_value(value: Value) -> Text:
-    """Return a value as a Text of rich, in its style."""
-    return Text(format_value(value), style_of(value))
 
 
 def style_of(value: Value) -> str:
@@ -176,11 +167,8 @@ def style_of(value: Value) -> str:
 
 def pad(line: Text, width: int, *, is_right_aligned: bool = False) -> Text:
     """Pad a line with spaces to ``width`` cells; ``is_right_aligned`` aligns it to the right."""
-    missing_cells = max(width - line.cell_len, 0)
-    if is_right_aligned:
-        line.pad_left(missing_cells)
-    else:
-        line.pad_right(missing_cells)
+    add_padding = line.pad_left if is_right_aligned else line.pad_right
+    add_padding(max(width - line.cell_len, 0))
     return line
 
 
@@ -205,22 +193,18 @@ def ascii_drawing(text: str, *, width: int | None = None) -> str:
     and use two of the spaces after the text. Without these spaces the line becomes wider, or the ellipsis
     becomes ``*`` if the line would not fit into ``width`` columns.
     """
-    lines = _CUT_END_PATTERN.sub("...", text).split("\n")
-    return "\n".join(_with_three_dots(line, width) for line in lines).translate(_ASCII_DRAWING)
-
-
-def _with_three_dots(line: str, width: int | None) -> str:
-    wider_line = _ELLIPSIS_PATTERN.sub(_three_dots, line)
-    is_too_wide = width is not None and cell_len(_COLOR_PATTERN.sub("", wider_line)) > width
-    return line if is_too_wide else wider_line
+    lines = []
+    for line in _CUT_END_PATTERN.sub("...", text).split("\n"):
+        wider = _ELLIPSIS_PATTERN.sub(_three_dots, line)
+        is_too_wide = width is not None and cell_len(_COLOR_PATTERN.sub("", wider)) > width
+        lines.append(line if is_too_wide else wider)
+    return "\n".join(lines).translate(_ASCII_DRAWING)
 
 
 def _three_dots(match: re.Match[str]) -> str:
     arrow, rest, spaces = match.groups(default="")
     # The arrow loses its space, so that one or two characters fewer are needed.
-    if arrow:
-        return f"<...{rest}{spaces}"
-    return f"...{rest}{spaces[2:]}"
+    return f"<...{rest}{spaces}" if arrow else f"...{rest}{spaces[2:]}"
 
 
 # --- styles in the sixteen colors of the terminal; color is never the only difference --------------
