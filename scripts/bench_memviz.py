@@ -149,16 +149,6 @@ def _median(runs: tuple[Run, ...], figure: Callable[[Run], float]) -> float:
     return statistics.median(map(figure, runs))
 
 
-def time_help() -> None:
-    """Print the time of ``cudakit --help`` and of an empty Python program."""
-    help_s = [run([*CUDAKIT, "--help"])[0].seconds for _ in range(9)]
-    python_s = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
-    print(
-        f"cudakit --help {statistics.median(help_s) * 1e3:.0f} ms, "
-        f"python -c pass {statistics.median(python_s) * 1e3:.0f} ms, median of 9"
-    )
-
-
 def main() -> None:
     """Compare the times for the given files, or for generated files."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}")
@@ -170,7 +160,12 @@ def main() -> None:
             files = sorted(map(str, Path(folder).glob("*.pkl")))
         for file in files:
             compare(file, has_compiler="--without-compiler" not in sys.argv)
-    time_help()
+    help_s = [run([*CUDAKIT, "--help"])[0].seconds for _ in range(9)]
+    python_s = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
+    print(
+        f"cudakit --help {statistics.median(help_s) * 1e3:.0f} ms, "
+        f"python -c pass {statistics.median(python_s) * 1e3:.0f} ms, median of 9"
+    )
 
 
 if __name__ == "__main__":

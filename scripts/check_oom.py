@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _SETTING = re.compile(r"PYTORCH_CUDA_ALLOC_CONF=(\S+)")
@@ -103,9 +102,10 @@ def check(program: str, folder: Path, environment: dict[str, str]) -> Outcome:
             )
             return outcome
         report = run(["-m", "cudakit", "memviz", str(snapshot), "--json"], environment)
-        failure = last_failure(json.loads(report.stdout))
+        devices = json.loads(report.stdout)["devices"]
+        failure = [oom for device in devices for oom in device["ooms"]][-1]
         outcome.cause, outcome.sentence = failure["causes"][0]["id"], failure["sentence"]
-        for setting in recommended_settings(failure):
+        for setting in _SETTING.findall("\n".join(failure["remedies"])):
             repeated_run = run(program_command, environment | {"PYTORCH_CUDA_ALLOC_CONF": setting})
             outcome.settings[setting] = repeated_run.returncode == 0
     except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError, LookupError) as error:
@@ -113,20 +113,10 @@ def check(program: str, folder: Path, environment: dict[str, str]) -> Outcome:
     return outcome
 
 
-def last_failure(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the last failed allocation of a report."""
-    failures = [oom for device in report["devices"] for oom in device["ooms"]]
-    return dict(failures[-1])
-
-
-def recommended_settings(failure: dict[str, Any]) -> list[str]:
-    """Return the values of PYTORCH_CUDA_ALLOC_CONF that the remedies recommend."""
-    return [setting for remedy in failure["remedies"] for setting in _SETTING.findall(remedy)]
-
-
-def environments(gpus: int) -> list[dict[str, str]]:
-    """Return an environment for each GPU, with a lock that lets one program at a time run on it."""
-    return [
+def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> Iterator[Outcome]:
+    """Check programs, several at a time on each GPU."""
+    # A lock lets one program at a time run on a GPU.
+    environments = [
         dict(os.environ)
         | {
             "CUDA_VISIBLE_DEVICES": str(gpu),
@@ -134,15 +124,9 @@ def environments(gpus: int) -> list[dict[str, str]]:
         }
         for gpu in range(gpus)
     ]
-
-
-def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> Iterator[Outcome]:
-    """Check programs, several at a time on each GPU."""
-    gpu_environments = environments(gpus)
     with ThreadPoolExecutor(jobs * gpus) as pool:
         yield from pool.map(
-            lambda pair: check(pair[1], folder, gpu_environments[pair[0] % gpus]),
-            enumerate(programs),
+            lambda pair: check(pair[1], folder, environments[pair[0] % gpus]), enumerate(programs)
         )
 
 

@@ -53,22 +53,8 @@ _OPCODES = [bytes([code]) for code in b"(]})NldtaesuN012\x85\x86\x87\x88\x89\x94
 _ARGUMENTS = [b"K\x01", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 8 + b"\0", b"G" + bytes(8),
               b"h\x00", b"h\x01", b"h\x05", b"j\x02\0\0\0", b"\x8c\x01a", b"X\0\0\0\0", b"q\x00", b"V\xe9\n",
               b"I01\n", b"L7L\n", b"F1e999\n", b"\x8b\x05\0\0\0\xff\xff\xff\xff\x7f"]  # fmt: skip
-_NUMBERS = [
-    0,
-    1,
-    -1,
-    2**31,
-    2**47,
-    2**49,
-    2**57,
-    2**61 - 1,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-    2**64,
-    -(2**63),
-    2**70,
-]
+_NUMBERS = [0, 1, -1, -(2**63), 2**61 - 1, 2**63 - 1, 2**64 - 1]
+_NUMBERS += [2**power for power in (31, 47, 49, 57, 63, 64, 70)]
 _VALUES = [None, True, 1.5, float("nan"), "", "x", "alloc", "START", "9" * 18, "\x1b[31m\u202e\x9b;=@",
            [], {}, [[]], (0, 1)]  # fmt: skip
 _OUTPUTS = [
@@ -385,15 +371,6 @@ def _report(worker: Worker, text: str, counts: Counter[str]) -> None:
     print(f"case {worker.number} failed: {text}\n", file=sys.stderr, flush=True)
 
 
-def repeat_case(seed: int, number: int) -> None:
-    """Write the file of a case to the current directory, and run it."""
-    description, content = case_file(seed, number)
-    file = Path(f"case-{seed}-{number}.pkl")
-    file.write_bytes(content)
-    print(f"{description}; {len(content):,} bytes; written to {file}")
-    print(check_readers(content), check_command(number, content))
-
-
 def main() -> int:
     """Run cases for the given time, or repeat one case."""
     parser = argparse.ArgumentParser(
@@ -413,7 +390,11 @@ def main() -> int:
         run_cases(arguments.seed, *arguments.worker)
         return 0
     if arguments.case is not None:
-        repeat_case(arguments.seed, arguments.case)
+        description, content = case_file(arguments.seed, arguments.case)
+        file = Path(f"case-{arguments.seed}-{arguments.case}.pkl")
+        file.write_bytes(content)
+        print(f"{description}; {len(content):,} bytes; written to {file}")
+        print(check_readers(content), check_command(arguments.case, content))
         return 0
     counts = fuzz(arguments.seed, arguments.seconds, arguments.jobs)
     for outcome, count in counts.most_common():

@@ -43,7 +43,12 @@ class Program:
             if len(self.live) < _MAX_LIVE or (self.free_slots and self.rng.random() < 0.5):
                 self._allocate()
             else:
-                self._free()
+                allocation = self.live.pop(self.rng.randrange(len(self.live)))
+                self._record("free_requested", allocation)
+                if self.streams > 1 and self.rng.random() < 0.05:
+                    self.pending.append(allocation)
+                else:
+                    self._complete(allocation)
             if len(self.pending) > 20:
                 self._complete(self.pending.pop(0))
 
@@ -59,14 +64,6 @@ class Program:
         }
         self.live.append(allocation)
         self._record("alloc", allocation)
-
-    def _free(self) -> None:
-        allocation = self.live.pop(self.rng.randrange(len(self.live)))
-        self._record("free_requested", allocation)
-        if self.streams > 1 and self.rng.random() < 0.05:
-            self.pending.append(allocation)
-        else:
-            self._complete(allocation)
 
     def _complete(self, allocation: dict[str, Any]) -> None:
         self._record("free_completed", allocation)
