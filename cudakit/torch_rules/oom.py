@@ -260,9 +260,8 @@ def details(report: OomReport) -> str:
 
 
 def _stream_pool_lines(report: OomReport) -> Iterator[str]:
-    if not report.stream_pools:
-        return
-    yield _ROW_FORMAT.format("Reserved", "Free", "Largest free", "Pending", "Serves")
+    if report.stream_pools:
+        yield _ROW_FORMAT.format("Reserved", "Free", "Largest free", "Pending", "Serves")
     for pool in report.stream_pools[:_MAX_STREAM_POOLS]:
         size_class = "small" if pool.is_small else "large"
         pool_text = "" if pool.pool == DEFAULT_POOL else f", pool {pool.pool[0]},{pool.pool[1]}"
@@ -272,13 +271,13 @@ def _stream_pool_lines(report: OomReport) -> Iterator[str]:
 
 
 def _sum_line(stream_pools: tuple[StreamPool, ...], served_requests_text: str) -> str:
-    return _ROW_FORMAT.format(
-        format_bytes(sum(stream_pool.reserved_bytes for stream_pool in stream_pools)),
-        format_bytes(sum(stream_pool.free_bytes for stream_pool in stream_pools)),
-        format_bytes(max(stream_pool.largest_free_bytes for stream_pool in stream_pools)),
-        format_bytes(sum(stream_pool.pending_bytes for stream_pool in stream_pools)),
-        served_requests_text,
+    sizes = (
+        sum(pool.reserved_bytes for pool in stream_pools),
+        sum(pool.free_bytes for pool in stream_pools),
+        max(pool.largest_free_bytes for pool in stream_pools),
+        sum(pool.pending_bytes for pool in stream_pools),
     )
+    return _ROW_FORMAT.format(*map(format_bytes, sizes), served_requests_text)
 
 
 def _pin_lines(pin: Pin) -> Iterator[str]:

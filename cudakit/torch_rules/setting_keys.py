@@ -335,17 +335,14 @@ def _read_threshold(entry: Entry) -> float:
     return threshold
 
 
+def _is_division(number: int) -> bool:
+    return number == 0 or (is_power_of_two(number) and number < 1 << 63)
+
+
 def _are_divisions(value: object) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == DIVISION_SLOTS
-        and all(
-            _is_int(division)
-            and (division == 0 or is_power_of_two(division))
-            and division < 1 << 63
-            for division in value
-        )
-    )
+    if not isinstance(value, tuple) or len(value) != DIVISION_SLOTS:
+        return False
+    return all(_is_int(number) and _is_division(number) for number in value)
 
 
 def _read_divisions(entry: Entry) -> tuple[int, ...]:
@@ -379,11 +376,7 @@ def _read_divisions(entry: Entry) -> tuple[int, ...]:
 
 def _parse_divisions(entry: Entry, token: Token, *, minimum: int) -> int:
     divisions = int(token.text) if _SHORT_INTEGER_PATTERN.fullmatch(token.text) else -1
-    if (
-        divisions < minimum
-        or divisions >= 1 << 63
-        or (divisions and not is_power_of_two(divisions))
-    ):
+    if divisions < minimum or not _is_division(divisions):
         raise entry.value_error("powers of two" if minimum else "powers of two or 0", token)
     return divisions
 

@@ -325,10 +325,8 @@ def recorded_divisions(recorded_values: Mapping[str, Any]) -> list[int]:
 
 def recorded_max_split(recorded_values: Mapping[str, Any]) -> int:
     """Return the size from which blocks are never split; UNLIMITED if there is no limit."""
-    max_split_bytes = recorded_values.get("max_split_size")
-    return (
-        max_split_bytes if isinstance(max_split_bytes, int) and max_split_bytes > 0 else UNLIMITED
-    )
+    limit = recorded_values.get("max_split_size")
+    return limit if isinstance(limit, int) and limit > 0 else UNLIMITED
 
 
 def flag_of_device(flag: object, ordinal: int) -> bool | None:

@@ -271,15 +271,15 @@ class _Replay:
     def run_to_last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
         *steps, (_, _, last_request) = self._program.steps
-        searched_blocks = 0
+        searched_blocks = refusal_count = 0
         try:
             self._allocate_initial()
             for event, step, target in steps:
-                refusal_count = self._device.refusal_count
                 self._run_step(event, step, target)
                 # A refusal by the device, as well as emptying the cache, searches for memory to release.
                 search_count = self._device.refusal_count - refusal_count
                 search_count += step == Step.EMPTY_CACHE
+                refusal_count = self._device.refusal_count
                 searched_blocks += search_count * len(self._live_ptrs)
                 if searched_blocks > max_searched_blocks:
                     raise ReplayTooLong
@@ -293,7 +293,7 @@ class _Replay:
     def outcome(
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
     ) -> Outcome:
-        statistics_by_name = self._allocator.statistics()
+        statistics = self._allocator.statistics()
         totals_at_peak = self._totals_at_peak or self._read_totals("current")
         free_bytes = totals_at_peak.reserved_bytes - totals_at_peak.active_bytes
         return Outcome(
@@ -304,9 +304,9 @@ class _Replay:
             end=self._read_totals("current"),
             fragmentation_bytes=free_bytes,
             fragmentation=free_bytes / max(totals_at_peak.reserved_bytes, 1),
-            device_allocations=statistics_by_name["num_device_alloc"],
-            device_frees=statistics_by_name["num_device_free"],
-            retries=statistics_by_name["num_alloc_retries"],
+            device_allocations=statistics["num_device_alloc"],
+            device_frees=statistics["num_device_free"],
+            retries=statistics["num_alloc_retries"],
             ooms=self._oom_count,
             shortage=shortage,
         )
