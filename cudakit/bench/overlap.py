@@ -71,9 +71,8 @@ _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
 # Before GEMMs are timed, this many times their number of GEMMs runs: a GPU at its power limit lowers its
 # clock during GEMMs and raises it during copies, so the clock would depend on the previous sample.
 _CONCURRENT_FACTOR = 3
-_CONCURRENT_GROWTH = (
-    4  # The untimed work becomes this many times as long if it ended first in a sample.
-)
+# The untimed work becomes this many times as long if it ended first in a sample.
+_CONCURRENT_GROWTH = 4
 # Numbers of executions of a timed run: a run that lasts less than _MIN_PILOT_S is repeated with the second
 # number, because the first launches take longer on the host than a short copy on the device.
 _PILOT_EXECUTIONS = (4, 64)
@@ -226,15 +225,14 @@ class OverlapWorkload:
         return {**self.copy.axes, MEASUREMENT_AXIS: self.measurement}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedOverlap:
-        if self.measurement in _CONCURRENT:
-            return PreparedConcurrent(gpu, self, seed)
         return PreparedOverlap(gpu, self, seed)
 
 
 class PreparedOverlap:
     """The buffers of copies and of GEMMs. An execution enqueues the copies, the GEMMs or both.
 
-    The class implements WorkloadWithUntimedWork.
+    In the measurements of _CONCURRENT the other work runs untimed on a second stream. The class implements
+    WorkloadWithUntimedWork.
     """
 
     footprint_bytes = 0
@@ -243,88 +241,30 @@ class PreparedOverlap:
     operations = 0
 
     def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
-        self.gpu, self.repetitions = gpu, workload.repetitions
-        self._workload = workload
-        self.has_copies = workload.measurement in (COPY, BOTH, COPY_DURING_GEMM)
-        self.has_gemms = workload.measurement in (GEMM, BOTH, GEMM_DURING_COPY)
+        self._gpu, self._workload, self._repetitions = gpu, workload, workload.repetitions
+        measurement, repetitions = workload.measurement, workload.repetitions
+        self._has_copies = measurement in (COPY, BOTH, COPY_DURING_GEMM)
+        self._has_gemms = measurement in (GEMM, BOTH, GEMM_DURING_COPY)
+        self._is_concurrent = measurement in _CONCURRENT
         with ExitStack() as cleanup:
             self._copy = cleanup.enter_context(closing(workload.copy.prepare(gpu, seed)))
             self._gemm = cleanup.enter_context(closing(workload.gemm.prepare(gpu, seed)))
-            self.second_stream = create_stream(gpu, cleanup)
-            self.fork_event = create_event(gpu, cleanup)
+            self._second_stream = create_stream(gpu, cleanup)
+            self._fork_event = create_event(gpu, cleanup)
             self._join_event = create_event(gpu, cleanup)
-            self.repetitions.choose(gpu, self._copy, self._gemm)
+            self._timed_end = create_event(gpu, cleanup, timing=True)
+            self._concurrent_end = create_event(gpu, cleanup, timing=True)
+            repetitions.choose(gpu, self._copy, self._gemm)
             # Verification poisons the outputs, which the timed runs have written.
             worst_verification((self._copy.verify(), self._gemm.verify()))
-            self.cleanup = cleanup.pop_all()
-
-    @property
-    def settings(self) -> Mapping[str, Axis]:
-        """The library of the GEMM, and the numbers of copies and GEMMs in one execution."""
-        return {
-            **self._gemm.settings,
-            _COPIES: self.repetitions.copies,
-            _GEMMS: self.repetitions.gemms,
-            _GEMM_FLOP: self._workload.gemm.gemm.operations,
-        }
-
-    def rotate(self, set_count: int) -> None:
-        """Do nothing: the L2 state is hot."""
-
-    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
-        """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
-        if not (self.has_copies and self.has_gemms):
-            (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
-            return
-        self.gpu.record(self.fork_event, stream)
-        self.gpu.wait(self.second_stream, self.fork_event)
-        self.enqueue_copies(stream, 1)
-        self.enqueue_gemms(self.second_stream, 1)
-        self.gpu.record(self._join_event, self.second_stream)
-        self.gpu.wait(stream, self._join_event)
-
-    def enqueue_before_sample(self, stream: Stream) -> None:
-        """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements."""
-        if self.has_gemms:
-            self.enqueue_gemms(stream, _CONCURRENT_FACTOR)
-
-    def enqueue_after_sample(self, stream: Stream) -> None:
-        """Do nothing: no other stream has work."""
-
-    def enqueue_copies(self, stream: Stream, factor: int) -> None:
-        """Enqueue the copies of ``factor`` executions."""
-        for _ in range(factor * self.repetitions.copies):
-            self._copy.enqueue(stream, 0)
-
-    def enqueue_gemms(self, stream: Stream, factor: int) -> None:
-        """Enqueue the GEMMs of ``factor`` executions."""
-        for _ in range(factor * self.repetitions.gemms):
-            self._gemm.enqueue(stream, 0)
-
-    def verify(self) -> Verification:
-        """Check the targets of the copies and the results of the GEMMs."""
-        works = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
-        return worst_verification(work.verify() for work, is_used in works if is_used)
-
-    def close(self) -> None:
-        self.cleanup.close()
-
-
-class PreparedConcurrent(PreparedOverlap):
-    """Copies that are timed while GEMMs run on another stream, or GEMMs while copies run."""
-
-    def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
-        super().__init__(gpu, workload, seed)
-        self._timed_end = create_event(gpu, self.cleanup, timing=True)
-        self._concurrent_end = create_event(gpu, self.cleanup, timing=True)
+            self._cleanup = cleanup.pop_all()
         # Whether the two events belong to a sample that is not yet checked.
         self._has_unchecked_sample = False
         # Number of samples, and of those in which the concurrent work ended first.
         self._sample_count = self._uncovered_sample_count = 0
-        repetitions = self.repetitions
         concurrent_count, timed_count = (
             (repetitions.gemms, repetitions.copies)
-            if self.has_copies
+            if self._has_copies
             else (repetitions.copies, (1 + _CONCURRENT_FACTOR) * repetitions.gemms)
         )
         self._concurrent_factor = _CONCURRENT_FACTOR
@@ -333,51 +273,94 @@ class PreparedConcurrent(PreparedOverlap):
             _CONCURRENT_FACTOR, (MAX_QUEUED - timed_count) // concurrent_count
         )
 
+    @property
+    def settings(self) -> Mapping[str, Axis]:
+        """The library of the GEMM, and the numbers of copies and GEMMs in one execution."""
+        return {
+            **self._gemm.settings,
+            _COPIES: self._repetitions.copies,
+            _GEMMS: self._repetitions.gemms,
+            _GEMM_FLOP: self._workload.gemm.gemm.operations,
+        }
+
+    def rotate(self, set_count: int) -> None:
+        """Do nothing: the L2 state is hot."""
+
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
+        """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
+        if not self._has_gemms:
+            self._enqueue_copies(stream, 1)
+        elif not self._has_copies:
+            self._enqueue_gemms(stream, 1)
+        else:
+            self._gpu.record(self._fork_event, stream)
+            self._gpu.wait(self._second_stream, self._fork_event)
+            self._enqueue_copies(stream, 1)
+            self._enqueue_gemms(self._second_stream, 1)
+            self._gpu.record(self._join_event, self._second_stream)
+            self._gpu.wait(stream, self._join_event)
+
     def enqueue_before_sample(self, stream: Stream) -> None:
-        """Start the concurrent work on the second stream, after the earlier work of ``stream``."""
+        """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements.
+
+        Then start the concurrent work on the second stream, after the earlier work of ``stream``.
+        """
         self._check_last_sample()
-        super().enqueue_before_sample(stream)
-        self.gpu.record(self.fork_event, stream)
-        self.gpu.wait(self.second_stream, self.fork_event)
-        enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies
-        enqueue(self.second_stream, self._concurrent_factor)
-        self.gpu.record(self._concurrent_end, self.second_stream)
+        if self._has_gemms:
+            self._enqueue_gemms(stream, _CONCURRENT_FACTOR)
+        if self._is_concurrent:
+            self._gpu.record(self._fork_event, stream)
+            self._gpu.wait(self._second_stream, self._fork_event)
+            enqueue = self._enqueue_gemms if self._has_copies else self._enqueue_copies
+            enqueue(self._second_stream, self._concurrent_factor)
+            self._gpu.record(self._concurrent_end, self._second_stream)
 
     def enqueue_after_sample(self, stream: Stream) -> None:
-        """Make later work of ``stream`` wait for the second stream."""
-        self.gpu.record(self._timed_end, stream)
-        self.gpu.wait(stream, self._concurrent_end)
-        self._has_unchecked_sample = True
+        """Make later work of ``stream`` wait for the concurrent work."""
+        if self._is_concurrent:
+            self._gpu.record(self._timed_end, stream)
+            self._gpu.wait(stream, self._concurrent_end)
+            self._has_unchecked_sample = True
+
+    def _enqueue_copies(self, stream: Stream, factor: int) -> None:
+        for _ in range(factor * self._repetitions.copies):
+            self._copy.enqueue(stream, 0)
+
+    def _enqueue_gemms(self, stream: Stream, factor: int) -> None:
+        for _ in range(factor * self._repetitions.gemms):
+            self._gemm.enqueue(stream, 0)
 
     def verify(self) -> Verification:
         """Check the values, and that the concurrent work lasted as long as the timed work.
 
         It may end first in a tenth of the samples, which have little effect on their median.
         """
-        verification = super().verify()
+        works = ((self._copy, self._has_copies), (self._gemm, self._has_gemms))
+        worst = worst_verification(work.verify() for work, is_used in works if is_used)
         self._check_last_sample()
-        if not verification.passed or 10 * self._uncovered_sample_count <= self._sample_count:
-            return verification
-        concurrent_name, timed_name = (
-            ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
-        )
+        if not worst.passed or 10 * self._uncovered_sample_count <= self._sample_count:
+            return worst
+        concurrent, timed = ("GEMMs", "copies") if self._has_copies else ("copies", "GEMMs")
         detail = (
-            f"the {concurrent_name} ended before the {timed_name} "
+            f"the {concurrent} ended before the {timed} "
             f"in {self._uncovered_sample_count} of {self._sample_count} samples"
         )
-        return replace(verification, passed=False, detail=detail)
+        return replace(worst, passed=False, detail=detail)
 
     def _check_last_sample(self) -> None:
         """Check the last sample, which has finished. If its concurrent work ended first, use more of it."""
-        if self._has_unchecked_sample:
-            self._has_unchecked_sample = False
-            is_covered = self.gpu.elapsed(self._timed_end, self._concurrent_end) >= 0
-            self._sample_count += 1
-            if not is_covered:
-                self._uncovered_sample_count += 1
-                self._concurrent_factor = min(
-                    _CONCURRENT_GROWTH * self._concurrent_factor, self._max_concurrent_factor
-                )
+        if not self._has_unchecked_sample:
+            return
+        self._has_unchecked_sample = False
+        self._sample_count += 1
+        if self._gpu.elapsed(self._timed_end, self._concurrent_end) < 0:
+            self._uncovered_sample_count += 1
+            self._concurrent_factor = min(
+                _CONCURRENT_GROWTH * self._concurrent_factor, self._max_concurrent_factor
+            )
+
+    def close(self) -> None:
+        self._cleanup.close()
 
 
 # --- the overlap of each direction and size -----------------------------------------------------------

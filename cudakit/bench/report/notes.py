@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 from cudakit.bench.benchmarks import BENCHMARKS, spec_class, words_of_bench
 from cudakit.bench.case import Method
@@ -96,10 +97,8 @@ def _warning_notes(result: BenchResult, cases: Sequence[CaseResult]) -> Iterator
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Report how many cases were verified, not run, and without results; the sum is the number of cases."""
-    verified, not_run = (
-        sum(case.verified for case in cases),
-        sum(case.is_unsupported for case in cases),
-    )
+    verified = sum(case.verified for case in cases)
+    not_run = sum(case.is_unsupported for case in cases)
     missing = sum(isinstance(case.median_s, Unavailable) for case in cases)
     if missing > not_run or not verified:
         return
@@ -145,6 +144,9 @@ class _Doubt:
         return (remedy,) if remedy else ()
 
 
+_Doubts: TypeAlias = tuple[_Doubt, ...]
+
+
 def _lacks_precision(case: CaseResult, summary: Summary, limits: Collection[str]) -> bool:
     """Return whether one of the limits ended sampling before the precision was reached."""
     was_ended = not case.converged and case.stop_reason in limits
@@ -166,33 +168,30 @@ def _is_above(case: CaseResult, *bounds: str) -> bool:
     return share > _MAX_SHARE and limit.bound in bounds
 
 
-# Reasons why sampling ended, in results of this version and of older ones.
-_TIME_LIMIT, _BUDGET = ("timeout", ""), ("budget",)
+def _limit_doubts(limit: str, option: str, reasons: Collection[str], remedy: str = "") -> _Doubts:
+    """Return the doubts about cases that a limit ended; ``reasons`` are those why sampling ended."""
+    text, advice = f"The {limit} ended sampling before the", f"allow more time with {option}, or"
+    return (
+        _Doubt(
+            lambda case, summary: _lacks_precision(case, summary, reasons),
+            f"{text} precision was reached",
+            f"{advice} a wider interval with --precision",
+            suite_remedy=remedy,
+        ),
+        _Doubt(
+            lambda case, summary: _lacks_samples(case, summary, reasons),
+            f"{text} minimum number of samples was reached",
+            f"{advice} fewer samples with --samples",
+            suite_remedy=remedy,
+        ),
+    )
+
+
 _SEE_SAMPLES = "see the samples in the HTML report: -o bench.html"
-_WITHOUT_QUICK = "measure without --quick"
-_DOUBTS = (
-    _Doubt(
-        lambda case, summary: _lacks_precision(case, summary, _TIME_LIMIT),
-        "The time limit ended sampling before the precision was reached",
-        "allow more time with --timeout, or a wider interval with --precision",
-    ),
-    _Doubt(
-        lambda case, summary: _lacks_samples(case, summary, _TIME_LIMIT),
-        "The time limit ended sampling before the minimum number of samples was reached",
-        "allow more time with --timeout, or fewer samples with --samples",
-    ),
-    _Doubt(
-        lambda case, summary: _lacks_precision(case, summary, _BUDGET),
-        "The time budget ended sampling before the precision was reached",
-        "allow more time with --budget, or a wider interval with --precision",
-        suite_remedy=_WITHOUT_QUICK,
-    ),
-    _Doubt(
-        lambda case, summary: _lacks_samples(case, summary, _BUDGET),
-        "The time budget ended sampling before the minimum number of samples was reached",
-        "allow more time with --budget, or fewer samples with --samples",
-        suite_remedy=_WITHOUT_QUICK,
-    ),
+_DOUBTS: _Doubts = (
+    # Results of older versions have no reason.
+    *_limit_doubts("time limit", "--timeout", ("timeout", "")),
+    *_limit_doubts("time budget", "--budget", ("budget",), "measure without --quick"),
     _Doubt(
         lambda _, summary: summary.trend,
         "Times drift between the first and the last third of the samples",
