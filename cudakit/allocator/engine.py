@@ -204,7 +204,7 @@ class Engine:
         block.stack = stack
         stats.count_alloc(size, requested_bytes)
         if size >= self.max_split_bytes:
-            self.stats.oversize_allocations.increase()
+            self.stats.oversize_allocations.change(1)
         if self.history is not None:
             self.history.record_block(ALLOC, block, stack)
 
@@ -214,7 +214,7 @@ class Engine:
         if self.history is not None:
             self.history.record_block(FREE_REQUESTED, block, stack)
         if block.size >= self.max_split_bytes:
-            self.stats.oversize_allocations.decrease()
+            self.stats.oversize_allocations.change(-1)
         stats = block.pool.stats
         if block.stream_uses:
             stats.count_pending(block.size)
@@ -288,7 +288,7 @@ class Engine:
         pool.stats.count_segments(1)
         self._count_reserved(pool, segment_bytes)
         if segment_bytes >= self.max_split_bytes:
-            self.stats.oversize_segments.increase()
+            self.stats.oversize_segments.change(1)
         if self.history is not None:
             self.history.record(
                 SEGMENT_ALLOC, ptr, segment_bytes, request.stream, request.stack, pool.id
@@ -306,7 +306,7 @@ class Engine:
         pool.stats.count_segments(-1)
         self._count_reserved(pool, -segment_bytes)
         if segment_bytes >= self.max_split_bytes:
-            self.stats.oversize_segments.decrease()
+            self.stats.oversize_segments.change(-1)
         if self.history is not None:
             event_stack = stack or segment.stack
             self.history.record(
@@ -434,7 +434,4 @@ class Engine:
         """Count memory that was taken from the device for a pool; a negative size counts returned memory."""
         pool.stats.count_reserved(size)
         for reserved_stat in pool.reserved_stats:
-            if size > 0:
-                reserved_stat.increase(size)
-            else:
-                reserved_stat.decrease(-size)
+            reserved_stat.change(size)

@@ -147,7 +147,19 @@ class History:
         if recorded_events is None:
             self.is_enabled, self.level = False, Level.NONE
             return
-        _check_settings(recorded_events, context, max_entries, skip_actions)
+        if recorded_events not in ("all", "state"):
+            raise UsageError(f"cannot record {recorded_events!r}", hint="record 'all' or 'state'")
+        if context not in _LEVELS:
+            raise UsageError(
+                f"{context!r} is no context of stacks", hint="one of 'state', 'alloc', 'all', None"
+            )
+        if max_entries < 1:
+            raise UsageError(f"a trace of {max_entries} entries records nothing", hint="at least 1")
+        if unknown_actions := sorted(set(skip_actions) - set(SKIPPABLE)):
+            choices = ", ".join(SKIPPABLE)
+            raise UsageError(
+                f"there is no action {unknown_actions[0]!r} to skip", hint=f"actions: {choices}"
+            )
         self.is_enabled, self.level = True, _LEVELS[context]
         self.skipped_actions = frozenset(skip_actions)
         ring_length = max_entries if recorded_events == "all" else 1
@@ -208,24 +220,6 @@ class History:
     def unix_us(self, moment_ns: int) -> int:
         """Convert the time of an event to Unix microseconds."""
         return (moment_ns + self._epoch_ns) // 1000
-
-
-def _check_settings(
-    recorded_events: str, context: str | None, max_entries: int, skip_actions: Collection[str]
-) -> None:
-    if recorded_events not in ("all", "state"):
-        raise UsageError(f"cannot record {recorded_events!r}", hint="record 'all' or 'state'")
-    if context not in _LEVELS:
-        raise UsageError(
-            f"{context!r} is no context of stacks", hint="one of 'state', 'alloc', 'all', None"
-        )
-    if max_entries < 1:
-        raise UsageError(f"a trace of {max_entries} entries records nothing", hint="at least 1")
-    if unknown_actions := sorted(set(skip_actions) - set(SKIPPABLE)):
-        choices = ", ".join(SKIPPABLE)
-        raise UsageError(
-            f"there is no action {unknown_actions[0]!r} to skip", hint=f"actions: {choices}"
-        )
 
 
 class Stacks:

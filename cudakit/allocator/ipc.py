@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, cast
 
 from cudakit.allocator.blocks import ExpandableSegment
@@ -276,27 +275,19 @@ class IpcRegistry:
             if self._count_captures() or not self._lock.acquire(blocking=False):
                 break  # A later call closes the remaining handles.
             try:
-                failure = self._close_next_handle() or failure
+                closing_calls = self._unused_handles.popleft() if self._unused_handles else deque()
+                try:
+                    with self._gpu.relaxed():
+                        while closing_calls:
+                            closing_calls[0]()
+                            closing_calls.popleft()
+                except CudaError as error:
+                    if error.code not in _ERRORS_WITHOUT_CONTEXT:
+                        self._unused_handles.append(closing_calls)
+                        failure = error
             finally:
                 self._lock.release()
         return failure
-
-    def _close_next_handle(self) -> CudaError | None:
-        try:
-            closing_calls = self._unused_handles.popleft()
-        except IndexError:
-            return None
-        try:
-            with self._gpu.relaxed():
-                while closing_calls:
-                    closing_calls[0]()
-                    closing_calls.popleft()
-        except CudaError as error:
-            if error.code in _ERRORS_WITHOUT_CONTEXT:
-                return None
-            self._unused_handles.append(closing_calls)
-            return error
-        return None
 
     def _close_later(self, closing_calls: _ClosingCalls) -> None:
         self._unused_handles.append(closing_calls)
@@ -316,26 +307,23 @@ class IpcRegistry:
         ptr = gpu.reserve(size_bytes)
         unreserve = partial(gpu.unreserve, ptr, size_bytes)
         try:
-            self._map_pages(ptr, shared_memory.page_bytes, shared_memory.handles)
+            mapped_bytes = 0
+            try:
+                for handle in shared_memory.handles:
+                    backing = self._gpu.import_backing(cast("ShareableHandle", handle))
+                    try:
+                        self._gpu.map(Ptr(ptr + mapped_bytes), backing, shared_memory.page_bytes)
+                    finally:  # Mapped memory exists without its handle.
+                        self._clean_up(partial(self._gpu.release, backing))
+                    mapped_bytes += shared_memory.page_bytes
+            except BaseException:
+                if mapped_bytes:
+                    self._clean_up(partial(self._gpu.unmap, ptr, mapped_bytes))
+                raise
         except BaseException:
             self._clean_up(unreserve)
             raise
         return ptr, deque([gpu.sync, partial(gpu.unmap, ptr, size_bytes), unreserve])
-
-    def _map_pages(self, ptr: Ptr, page_bytes: int, handles: tuple[Handle, ...]) -> None:
-        mapped_bytes = 0
-        try:
-            for handle in handles:
-                backing = self._gpu.import_backing(cast("ShareableHandle", handle))
-                try:
-                    self._gpu.map(Ptr(ptr + mapped_bytes), backing, page_bytes)
-                finally:  # Mapped memory exists without its handle.
-                    self._clean_up(partial(self._gpu.release, backing))
-                mapped_bytes += page_bytes
-        except BaseException:
-            if mapped_bytes:
-                self._clean_up(partial(self._gpu.unmap, ptr, mapped_bytes))
-            raise
 
     def _clean_up(self, cleanup_call: Callable[[], None]) -> None:
         """Perform a clean-up call now; if the driver refuses, repeat the call later."""
@@ -397,10 +385,5 @@ class OpenedMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -121,7 +121,7 @@ def report_of(
         stream_pools=stream_pools,
         pins=_pins(engine.segments.values(), request.segment_bytes // _MIN_FREE_DIVISOR),
         bytes_by_awaited_stream=tuple(
-            sorted(_awaited_bytes(awaited_blocks).items(), key=lambda pair: -pair[1])
+            sorted(awaited_bytes(awaited_blocks).items(), key=lambda pair: -pair[1])
         ),
         is_capturing=is_capturing,
         is_rejected=is_rejected,
@@ -208,11 +208,11 @@ def fragmentation_of(
         largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
         releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
         stream_pools=stream_pools,
-        streams=_stream_memory(stream_pools, _awaited_bytes(awaited_blocks)),
+        streams=_stream_memory(stream_pools, awaited_bytes(awaited_blocks)),
     )
 
 
-def _awaited_bytes(awaited_blocks: Iterable[tuple[int, Block]]) -> dict[int, int]:
+def awaited_bytes(awaited_blocks: Iterable[tuple[int, Block]]) -> dict[int, int]:
     """Return for each stream the bytes of the freed blocks that wait for it."""
     bytes_by_stream: dict[int, int] = {}
     for stream, block in awaited_blocks:

@@ -33,6 +33,7 @@ from cudakit.allocator.history import (
     Recorded,
     gather_stack,
 )
+from cudakit.allocator.oom import awaited_bytes
 from cudakit.allocator.pools import PrivatePools
 from cudakit.allocator.snapshot import host_snapshot
 from cudakit.allocator.stats import HostStats, bin_of
@@ -40,10 +41,9 @@ from cudakit.allocator.streams import Captures, PendingFrees
 from cudakit.allocator.upstream import (
     OUT_OF_MEMORY,
     HostUpstream,
-    RegisteringUpstream,
     stream_number,
 )
-from cudakit.errors import CudaError, Unsupported
+from cudakit.errors import CudaError
 from cudakit.gpu.api import Event, Ptr
 from cudakit.torch_rules.oom import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
@@ -260,7 +260,7 @@ class CachingHostAllocator:
             block.requested = size_bytes
             block.stack = stack
             pool.used_count += 1
-            self._stats.count_alloc(block.size)
+            self._stats.count_active(1, block.size)
             self._record(ALLOC, block, stack)
             # A request without a stream may belong to a capture, even if another thread began this capture.
             if self._captures.capture_count and (stream is None or pool.is_private):
@@ -337,7 +337,7 @@ class CachingHostAllocator:
                 self._return_memory(self._reserve.ptr)
                 for block in list(filter(self._is_reserved, self._default_pool)):
                     self._default_pool.remove(block)
-                    self._stats.count_released(block.size)
+                    self._stats.count_memory(-1, block.size)
                 self._reserve = None
             self._default_pool.pending_frees.close()
 
@@ -349,14 +349,7 @@ class CachingHostAllocator:
         return self._settings
 
     def configure(self, settings: Settings) -> None:
-        """Replace the settings. Raises Unsupported for a setting that the upstream does not support."""
-        if settings.pinned_use_cuda_host_register and not isinstance(
-            self._upstream, RegisteringUpstream
-        ):
-            raise Unsupported(
-                "this upstream cannot register host memory",
-                hint="omit pinned_use_cuda_host_register",
-            )
+        """Replace the settings."""
         with self._guard:
             self._settings = settings
         self._wake_background_thread()
@@ -403,10 +396,7 @@ class CachingHostAllocator:
     def waiting(self) -> dict[int, int]:
         """Return for each stream the bytes of freed blocks that wait for it."""
         with self._guard:
-            bytes_by_stream: dict[int, int] = {}
-            for stream, block in self._awaited_streams():
-                bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
-            return bytes_by_stream
+            return awaited_bytes(self._awaited_streams())
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""
@@ -510,7 +500,7 @@ class CachingHostAllocator:
             return None
         block = pool.new_block(ptr, block_bytes)
         block.segment_stack = None if is_carved else stack
-        self._stats.count_obtained(block_bytes)
+        self._stats.count_memory(1, block_bytes)
         if self._history.is_enabled:
             self._history.record(SEGMENT_ALLOC, ptr, block_bytes, _NO_STREAM, stack, pool.pool_id)
         return block
@@ -520,7 +510,7 @@ class CachingHostAllocator:
         upstream, settings = self._upstream, self.settings
         begin_ns = perf_counter_ns()
         try:
-            if settings.pinned_use_cuda_host_register and isinstance(upstream, RegisteringUpstream):
+            if settings.pinned_use_cuda_host_register:
                 ptr = upstream.malloc_registered(size_bytes, settings.pinned_num_register_threads)
             else:
                 ptr = upstream.malloc(size_bytes)
@@ -546,7 +536,7 @@ class CachingHostAllocator:
     def _complete_free(self, block: Block, stack: RawStack | None) -> None:
         """Cache a block that no stream uses any more, or release it if it is too large for the settings."""
         pool = self._pool_of_block(block)
-        self._stats.count_free(block.size)
+        self._stats.count_active(-1, block.size)
         self._captured_blocks.discard(block)
         self._record(FREE_COMPLETED, block, stack)
         block.stack = None
@@ -607,7 +597,7 @@ class CachingHostAllocator:
         pool = self._pool_of_block(block)
         self._return_memory(block.ptr)
         pool.remove(block)
-        self._stats.count_released(block.size)
+        self._stats.count_memory(-1, block.size)
         if self._history.is_enabled:
             stack = stack or block.segment_stack
             self._history.record(

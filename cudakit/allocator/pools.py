@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from cudakit.allocator.blocks import BlockPool, FreeBlocks, Pools, SegmentSource
@@ -275,12 +274,7 @@ class HeldPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

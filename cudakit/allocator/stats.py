@@ -52,14 +52,14 @@ class Stat:
     def __init__(self) -> None:
         self.current = self.peak = self.allocated = self.freed = 0
 
-    def increase(self, amount: int = 1) -> None:
+    def change(self, amount: int) -> None:
+        """Add a positive or negative amount to the current value."""
         self.current += amount
-        self.allocated += amount
-        self.peak = max(self.peak, self.current)
-
-    def decrease(self, amount: int = 1) -> None:
-        self.current -= amount
-        self.freed += amount
+        if amount > 0:
+            self.allocated += amount
+            self.peak = max(self.peak, self.current)
+        else:
+            self.freed -= amount
 
     def reset_peak(self) -> None:
         self.peak = self.current
@@ -405,26 +405,16 @@ class HostStats:
         self.num_free_failures = 0
         self.num_invalid_frees = 0
 
-    def count_alloc(self, size: int) -> None:
+    def count_active(self, number: int, size: int) -> None:
+        """Count allocated blocks of a size; a negative number was freed, and no stream uses them."""
         block_count, total_bytes = self.active_by_bin[bin_of(size)]
-        block_count.increase(1)
-        total_bytes.increase(size)
+        block_count.change(number)
+        total_bytes.change(number * size)
 
-    def count_free(self, size: int) -> None:
-        """Count a block that is not used any more."""
-        block_count, total_bytes = self.active_by_bin[bin_of(size)]
-        block_count.decrease(1)
-        total_bytes.decrease(size)
-
-    def count_obtained(self, size: int) -> None:
-        """Count memory that was taken from the driver, because no free block served a request."""
-        self.allocations.increase(1)
-        self.allocated_bytes.increase(size)
-
-    def count_released(self, size: int) -> None:
-        """Count memory that was returned to the driver."""
-        self.allocations.decrease(1)
-        self.allocated_bytes.decrease(size)
+    def count_memory(self, number: int, size: int) -> None:
+        """Count memory that was taken from the driver; a negative number was returned."""
+        self.allocations.change(number)
+        self.allocated_bytes.change(number * size)
 
     def read(self) -> dict[str, int]:
         """Return the 28 numbers by name, in alphabetical order."""

@@ -114,14 +114,11 @@ class HostUpstream(EventSource, Protocol):
     """The source of pinned memory. Every failure is a CudaError; out of memory has code 2."""
 
     def malloc(self, size_bytes: int) -> int: ...
+    def malloc_registered(self, size_bytes: int, thread_count: int) -> int:
+        """Pin memory after its allocation, which locks the driver for less time."""
+        ...
+
     def free(self, ptr: int) -> None: ...
-
-
-@runtime_checkable
-class RegisteringUpstream(Protocol):
-    """An upstream that can also pin memory after its allocation, which locks the driver for less time."""
-
-    def malloc_registered(self, size_bytes: int, thread_count: int) -> int: ...
 
 
 class GpuEvents:

@@ -17,7 +17,7 @@ from cudakit.profile.analysis import analyze
 from cudakit.profile.idle import launched_work
 from cudakit.profile.result import ProfileResult
 from cudakit.profile.timeline import Timeline, timeline
-from cudakit.record.recording import Recording, begin_profile
+from cudakit.record.recording import begin_profile
 from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]
@@ -39,18 +39,6 @@ class Profiled:
                 "the profile is complete when its block has ended", hint="read it after the block"
             )
         return self._result
-
-    def complete(
-        self, recording: Recording, collector: ActivityCollector, step_range: str | None
-    ) -> None:
-        """Analyze the recorded activities."""
-        self._result = analyze(
-            collector.activities(),
-            step_range=step_range,
-            demangle=demangle,
-            notes=recording.cuda.notes,
-            incomplete=recording.incomplete,
-        ).result
 
 
 @contextmanager
@@ -77,7 +65,13 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
     finally:
         recording.record_simulated(enabled=False)
         with recording.synchronize_and_drain():
-            profiled.complete(recording, collector, step_range)
+            profiled._result = analyze(
+                collector.activities(),
+                step_range=step_range,
+                demangle=demangle,
+                notes=recording.cuda.notes,
+                incomplete=recording.incomplete,
+            ).result
         recording.close()
 
 

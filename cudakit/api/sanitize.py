@@ -127,15 +127,6 @@ class _Session:
                 report, notes=recording.cuda.notes, incomplete=recording.incomplete
             )
 
-    def require_accesses(self, accesses: Accesses | None) -> None:
-        """Raise UsageError if the process is recorded with another value of ``accesses``."""
-        recorded_accesses = self._recording.cuda.accesses
-        if accesses and recorded_accesses and accesses != recorded_accesses:
-            raise UsageError(
-                f"this process is already recorded with accesses={recorded_accesses!r}",
-                hint="set accesses in the first block: it cannot change within a process",
-            )
-
     def _feed(self, batch: Batch) -> None:
         self._detector.feed(batch, self._report)
 
@@ -148,7 +139,12 @@ def _session(gpu: GpuChoice, accesses: Accesses | None) -> _Session:
     sessions = _sessions()
     if gpu not in sessions:
         sessions[gpu] = _Session(gpu, accesses)
-    sessions[gpu].require_accesses(accesses)
+    recorded_accesses = sessions[gpu]._recording.cuda.accesses
+    if accesses and recorded_accesses and accesses != recorded_accesses:
+        raise UsageError(
+            f"this process is already recorded with accesses={recorded_accesses!r}",
+            hint="set accesses in the first block: it cannot change within a process",
+        )
     return sessions[gpu]
 
 

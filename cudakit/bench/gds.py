@@ -479,7 +479,13 @@ def temporary_data_file(
     path = Path(file_name)
     try:
         _write_content(descriptor, path, size_bytes, seed)
-        yield DataFile(path, size_bytes, seed, not in_memory and _supports_direct_io(path))
+        has_direct_io = not in_memory
+        if has_direct_io:
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+            except OSError:  # EINVAL: the file system does not support O_DIRECT (open(2)).
+                has_direct_io = False
+        yield DataFile(path, size_bytes, seed, has_direct_io)
     finally:
         path.unlink(missing_ok=True)
 
@@ -515,14 +521,6 @@ def _write_content(descriptor: int, path: Path, size_bytes: int, seed: int) -> N
             f"{path} cannot be written: {error.strerror}",
             hint="choose a smaller --file-size, or another directory with --path",
         ) from error
-
-
-def _supports_direct_io(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
-    except OSError:  # EINVAL: the file system does not support O_DIRECT (open(2)).
-        return False
-    return True
 
 
 # --- the report ---------------------------------------------------------------------------------------

@@ -275,7 +275,19 @@ def _check_answer(address: str) -> None:
     In this process, ray.init could try for minutes, and would not react to signals meanwhile.
     """
     if address != AUTO:
-        _check_port(address)
+        host, colon, port = address.rpartition(":")
+        if not (colon and host and port.isdecimal()):
+            raise UsageError(
+                f"{address!r} is not an address of a Ray cluster",
+                hint="write --ray HOST:PORT, --ray auto or --ray local",
+            )
+        try:
+            _connect_to(address)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise EnvironmentUnusable(
+                f"the Ray cluster {address} does not answer: {reason}", hint=_ADDRESS_HINT
+            ) from error
     try:
         process = subprocess.run(  # noqa: S603 our own program
             [sys.executable, "-P", "-c", _CONNECT_PROGRAM, address],
@@ -321,22 +333,6 @@ def _cluster_text(address: str) -> str:
         if environment_address
         else "the Ray cluster of this machine"
     )
-
-
-def _check_port(address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal()):
-        raise UsageError(
-            f"{address!r} is not an address of a Ray cluster",
-            hint="write --ray HOST:PORT, --ray auto or --ray local",
-        )
-    try:
-        _connect_to(address)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise EnvironmentUnusable(
-            f"the Ray cluster {address} does not answer: {reason}", hint=_ADDRESS_HINT
-        ) from error
 
 
 def _connect_to(address: str) -> None:
@@ -509,7 +505,18 @@ class _Fleet:
         try:
             text = task.next_text()
             if run.facts is None:
-                self._handle_facts(run, parse_facts(json.loads(text), run.host.name))
+                facts = parse_facts(json.loads(text), run.host.name)
+                run.facts = replace(
+                    facts,
+                    name=run.host.name,
+                    address=run.host.address,
+                    gpu_count=facts.gpu_count if self._options.simulated else run.host.gpu_count,
+                )
+                self._records.write_host(run.facts)
+                has_result = partial(self._records.has_result, run.facts, quick=self._options.quick)
+                run.waiting_gpus.extend(i for i in range(run.facts.gpu_count) if not has_result(i))
+                run.gpu_count = len(run.waiting_gpus)
+                self._measure_next(run)
             elif not run.is_started:
                 limit_s = _QUICK_LIMIT_S if self._options.quick else _FULL_LIMIT_S
                 run.is_started, run.deadline_s = True, time.monotonic() + limit_s
@@ -521,19 +528,6 @@ class _Fleet:
         except (InputError, ValueError) as error:
             reason = f"the version of cudakit there differs: {error}"
             self._handle_failure(run, TaskFailure("import", reason))
-
-    def _handle_facts(self, run: _HostRun, facts: HostFacts) -> None:
-        run.facts = replace(
-            facts,
-            name=run.host.name,
-            address=run.host.address,
-            gpu_count=facts.gpu_count if self._options.simulated else run.host.gpu_count,
-        )
-        self._records.write_host(run.facts)
-        has_result = partial(self._records.has_result, run.facts, quick=self._options.quick)
-        run.waiting_gpus.extend(i for i in range(run.facts.gpu_count) if not has_result(i))
-        run.gpu_count = len(run.waiting_gpus)
-        self._measure_next(run)
 
     def _measure_next(self, run: _HostRun) -> None:
         """Start the task of the next GPU of a host, if there is one."""

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from cudakit.bench.gemm import GemmSpec
+from cudakit.bench.tuning.search import Limits
+from cudakit.bench.tuning.tune import tune as search_algorithms
+from cudakit.bench.tuning.tune import tuning_machine
+from cudakit.bench.tuning.tuned import (
+    Tuned,
+    check_validators,
+    load_tuned,
+    present_tuned,
+    read_validators,
+    torch_csv,
+)
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import passed_options
 from cudakit.cli.failure import ExitCode
@@ -25,14 +37,9 @@ from cudakit.cli.output import (
     printable,
 )
 from cudakit.errors import MissingDependency, UsageError
-
-if TYPE_CHECKING:
-    from cudakit.bench.gemm import GemmSpec
-    from cudakit.bench.tuning.search import Limits
-    from cudakit.bench.tuning.tuned import TorchCsv, Tuned
-    from cudakit.gpu.api import Gpu
-    from cudakit.gpu.api.facts import RunContext
-    from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import RunContext
+from cudakit.gpu.vendor import torch_validators
 
 _OPTIONS = option_group(
     "Tuning",
@@ -105,12 +112,6 @@ class TuneOptions:
         if self.validators_path and not self.export_path:
             raise UsageError("--torch-validators needs --export", hint="add --export FILE.csv")
 
-    def limits(self) -> Limits:
-        """Return the limits of the search. Raises InputError for invalid values."""
-        from cudakit.bench.tuning.search import Limits
-
-        return Limits(**passed_options(time_s=self.time_s, iterations=self.iterations))
-
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of tuning to a command; passed as ``tuning: TuneOptions``."""
@@ -118,37 +119,27 @@ def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
-    """Return a Spec that uses the algorithms in the file of ``--tuned``."""
+    """Return a Spec with the algorithms in the file of ``--tuned``; warn about GEMMs without an algorithm.
+
+    Opens the device to compare it with the device of the tuning. Raises InputError if the devices differ.
+    """
     if spec.library != "cublaslt":
         raise UsageError(
             f"--tuned has algorithms of cublaslt and cannot be used with --library {spec.library}",
             hint="remove --library",
         )
-    return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
-
-
-def tuned_algorithms(
-    path: str, gpu: str, gemms: Collection[Gemm], settings: GemmSettings
-) -> Mapping[Gemm, Algorithm]:
-    """Return the algorithms in the file of ``--tuned`` by GEMM, and warn about GEMMs without an algorithm.
-
-    Opens the device to compare it with the device of the tuning. Raises InputError if the devices differ.
-    """
-    from cudakit.bench.tuning.tune import tuning_machine
-    from cudakit.bench.tuning.tuned import load_tuned
-
     earlier_tuning = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
     tuned_gemms = earlier_tuning.results_for(machine)
-    algorithms = earlier_tuning.algorithms_for(machine, settings)
+    algorithms = earlier_tuning.algorithms_for(machine, spec.settings)
     count_by_source = Counter(
         "a faster algorithm than the default"
         if gemm in algorithms
         else "no algorithm faster than the default"
-        if (gemm, settings) in tuned_gemms
+        if (gemm, spec.settings) in tuned_gemms
         else "no algorithm with these settings"
-        for gemm in gemms
+        for gemm in spec.gemms
     )
     for source, count in count_by_source.items():
         gemms_text = f"{count} GEMM{'s' if count > 1 else ''}"
@@ -156,102 +147,64 @@ def tuned_algorithms(
         click.echo(
             f"cudakit: {printable(path)} has {source} for {gemms_text}{default_text}", err=True
         )
-    return algorithms
+    return replace(spec, algorithms=algorithms)
 
 
-def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tune_options: TuneOptions) -> ExitCode:
+def tune(spec: GemmSpec, gpu: str, output: OutputOptions, options: TuneOptions) -> ExitCode:
     """Tune the GEMMs of a Spec, and write the report and the file for torch."""
-    from cudakit.bench.tuning.tuned import load_tuned
-
-    limits = tune_options.limits()
+    limits = Limits(**passed_options(time_s=options.time_s, iterations=options.iterations))
     with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
         export_file = None
-        if tune_options.export_path is not None:
-            format_of(tune_options.export_path, ("csv",))
-            export_file = stack.enter_context(
-                open_file(tune_options.export_path, force=output.force)
+        if options.export_path is not None:
+            format_of(options.export_path, ("csv",))
+            export_file = stack.enter_context(open_file(options.export_path, force=output.force))
+        earlier_tuning = load_tuned(Path(options.tuned_path)) if options.tuned_path else None
+        with opened_gpu(gpu, quiet=output.quiet) as (device, progress, run_context):
+            # Checked before the long search, so that an impossible export is reported at once.
+            validators = _validators(options, device, run_context) if export_file else {}
+            tuned = search_algorithms(
+                spec,
+                device,
+                limits,
+                progress,
+                earlier_tuning=earlier_tuning,
+                run_context=run_context,
             )
-        tuned_path = tune_options.tuned_path
-        earlier_tuning = load_tuned(Path(tuned_path)) if tuned_path else None
-        tuned, torch_csv = _search(
-            spec, gpu, limits, tune_options, earlier_tuning, quiet=output.quiet
-        )
-        if export_file and torch_csv:
-            export_file.write(torch_csv.text)
+        exported = torch_csv(tuned, validators) if validators else None
+        if export_file and exported:
+            export_file.write(exported.text)
         stack.close()
-        outputs.write(_report(tuned, output, torch_csv, earlier_tuning))
+        paths = [target.path for target in output.targets]
+        json_paths = [path for path in paths if path.lower().endswith(".json")]
+        outputs.write(
+            Report(
+                result=tuned,
+                document=lambda: present_tuned(
+                    tuned, files=json_paths, torch_csv=exported, earlier_tuning=earlier_tuning
+                ),
+            )
+        )
         if export_file and not output.quiet:
             click.echo(f"Wrote {printable(export_file.name)}", err=True)
     return _exit_code(tuned)
 
 
-def _search(
-    spec: GemmSpec,
-    gpu: str,
-    limits: Limits,
-    tune_options: TuneOptions,
-    earlier_tuning: Tuned | None,
-    *,
-    quiet: bool,
-) -> tuple[Tuned, TorchCsv | None]:
-    from cudakit.bench.tuning.tune import tune as search
-    from cudakit.bench.tuning.tuned import torch_csv
-
-    with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
-        # The validators are checked before the long search, so that an impossible export is reported at once.
-        validators = (
-            _validators(tune_options, device, run_context) if tune_options.export_path else None
-        )
-        tuned = search(
-            spec, device, limits, progress, earlier_tuning=earlier_tuning, run_context=run_context
-        )
-    return tuned, torch_csv(tuned, validators) if validators else None
-
-
-def _validators(
-    tune_options: TuneOptions, device: Gpu, run_context: RunContext
-) -> Mapping[str, str]:
-    from cudakit.bench.tuning.tune import tuning_machine
-    from cudakit.bench.tuning.tuned import check_validators, read_validators
-
+def _validators(options: TuneOptions, device: Gpu, run_context: RunContext) -> Mapping[str, str]:
+    """Return the validators of the torch that will read the export. Raises UsageError, InputError."""
     if device.simulated:
         raise UsageError(
             "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
-    accepted_validators = (
-        read_validators(Path(tune_options.validators_path))
-        if tune_options.validators_path
-        else _installed_validators()
-    )
-    check_validators(accepted_validators, tuning_machine(device, run_context))
-    return accepted_validators
-
-
-def _installed_validators() -> Mapping[str, str]:
-    from cudakit.gpu.vendor import torch_validators
-
-    try:
-        return torch_validators()
-    except MissingDependency as error:
-        error.hint += ", or add --torch-validators FILE with a file of torch.cuda.tunable"
-        raise
-
-
-def _report(
-    tuned: Tuned,
-    output: OutputOptions,
-    torch_csv: TorchCsv | None,
-    earlier_tuning: Tuned | None,
-) -> Report:
-    from cudakit.bench.tuning.tuned import present_tuned
-
-    json_paths = [target.path for target in output.targets if target.path.lower().endswith(".json")]
-    return Report(
-        result=tuned,
-        document=lambda: present_tuned(
-            tuned, files=json_paths, torch_csv=torch_csv, earlier_tuning=earlier_tuning
-        ),
-    )
+    if options.validators_path:
+        validators = read_validators(Path(options.validators_path))
+    else:
+        try:
+            validators = torch_validators()
+        except MissingDependency as error:
+            error.hint += ", or add --torch-validators FILE with a file of torch.cuda.tunable"
+            raise
+    check_validators(validators, tuning_machine(device, run_context))
+    return validators
 
 
 def _exit_code(tuned: Tuned) -> ExitCode:

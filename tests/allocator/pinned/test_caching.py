@@ -20,7 +20,7 @@ from allocator.pinned.host import Host
 from cudakit.allocator.allocator import InvalidPointer, InvalidSize
 from cudakit.allocator.pinned import BackgroundThread, CachingHostAllocator, OutOfPinnedMemory
 from cudakit.allocator.upstream import GpuHostUpstream
-from cudakit.errors import CudaError, Unsupported
+from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
@@ -237,11 +237,6 @@ def test_failed_reserve_error_names_its_setting() -> None:
 
     with pytest.raises(OutOfPinnedMemory, match="pinned_reserve_segment_size_mb"):
         pool.alloc(1)
-
-
-def test_registration_is_refused_without_upstream_support(host: Host) -> None:
-    with pytest.raises(Unsupported, match="cannot register host memory"):
-        CachingHostAllocator(host, Settings(pinned_use_cuda_host_register=True))
 
 
 def test_capture_queries_no_events(pool: CachingHostAllocator, host: Host) -> None:
