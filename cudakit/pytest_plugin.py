@@ -42,9 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the plugin."""
     group = parser.getgroup("cudakit")
     group.addoption(
-        "--cuda-sanitize",
-        action="store_true",
-        help="fail each test whose CUDA streams race",
+        "--cuda-sanitize", action="store_true", help="fail each test whose CUDA streams race"
     )
     group.addoption(
         "--cuda-sanitize-on-missing",
@@ -64,11 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         " launch) or arguments (assumed from their pointer arguments); default: auto if the GPU"
         " supports it, else arguments",
     )
-    group.addoption(
-        "--cuda-profile",
-        action="store_true",
-        help="print the GPU time of each test",
-    )
+    group.addoption("--cuda-profile", action="store_true", help="print the GPU time of each test")
     parser.addini(
         _SUPPRESS_OPTION,
         "races that do not fail a test: patterns as for cudakit run --suppress",
@@ -80,53 +74,41 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start recording for ``--cuda-sanitize``, before pytest imports test modules, which may use CUDA."""
     config.addinivalue_line("markers", f"{_MARKER}: fail this test if its CUDA streams race")
     config.pluginmanager.register(_Summary(), f"{_PLUGIN_NAME}-summary")
-    if config.getoption("--cuda-sanitize") and not _distributes_tests(config):
+    if config.getoption("--cuda-sanitize"):
         _start_recording(config, every_test=True)
     if config.getoption("--cuda-profile"):
-        _start_profile(config)
+        if config.getoption("--cuda-sanitize"):
+            raise pytest.UsageError("--cuda-profile and --cuda-sanitize exclude each other")
+        if config.getoption("dist", "no") != "no":
+            raise pytest.UsageError("--cuda-profile does not work with pytest-xdist; add -n 0")
+        with _usage_errors():
+            config.pluginmanager.register(_Profile(), "cudakit-profile")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start recording if a test has the marker. No fixture has run yet, so none has used CUDA."""
-    config = session.config
     is_marked = any(item.get_closest_marker(_MARKER) for item in session.items)
-    if (
-        is_marked
-        and not config.pluginmanager.has_plugin(_PLUGIN_NAME)
-        and not _distributes_tests(config)
-    ):
-        _start_recording(config, every_test=False)
-
-
-def _distributes_tests(config: pytest.Config) -> bool:
-    """Return whether the tests run in worker processes of pytest-xdist."""
-    distributes = config.getoption("dist", "no") != "no"
-    return distributes and not hasattr(config, "workerinput")
+    if is_marked and not session.config.pluginmanager.has_plugin(_PLUGIN_NAME):
+        _start_recording(session.config, every_test=False)
 
 
 def _start_recording(config: pytest.Config, *, every_test: bool) -> None:
+    """Start recording, unless the tests run in worker processes of pytest-xdist."""
+    if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
+        with _usage_errors():
+            config.pluginmanager.register(_Sanitizer(config, every_test=every_test), _PLUGIN_NAME)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Report an error of cudakit as pytest's UsageError."""
     from cudakit.errors import CudakitError
 
     try:
-        sanitizer = _Sanitizer(config, every_test=every_test)
+        yield
     except CudakitError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         raise pytest.UsageError(f"{error.message}{hint}") from error
-    config.pluginmanager.register(sanitizer, _PLUGIN_NAME)
-
-
-def _start_profile(config: pytest.Config) -> None:
-    """Start the profile of ``--cuda-profile``. Raises UsageError with options that exclude it."""
-    from cudakit.errors import CudakitError
-
-    if config.getoption("--cuda-sanitize"):
-        raise pytest.UsageError("--cuda-profile and --cuda-sanitize exclude each other")
-    if config.getoption("dist", "no") != "no":
-        raise pytest.UsageError("--cuda-profile does not work with pytest-xdist; add -n 0")
-    try:
-        config.pluginmanager.register(_Profile(), "cudakit-profile")
-    except CudakitError as error:
-        raise pytest.UsageError(error.message) from error
 
 
 class _Profile:
@@ -145,15 +127,13 @@ class _Profile:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from cudakit.units import format_count, format_seconds
 
-        test_times = self._times.finish()
+        times = self._times.finish()
         terminalreporter.section("GPU time", sep="-")
-        for test_time in test_times:
-            seconds_text = format_seconds(test_time.busy_ns / 1e9)
-            launches_text = f"{format_count(test_time.launches)} launches"
-            terminalreporter.write_line(
-                f"{seconds_text:>10}  {launches_text:>14}  {test_time.test}"
-            )
-        if not test_times:
+        for used in times:
+            launches = f"{format_count(used.launches)} launches"
+            seconds = format_seconds(used.busy_ns / 1e9)
+            terminalreporter.write_line(f"{seconds:>10}  {launches:>14}  {used.test}")
+        if not times:
             terminalreporter.write_line("no GPU work was recorded")
 
 
@@ -223,15 +203,15 @@ class _Sanitizer:
         finally:
             self._report, self._test = self._report_outside_tests, ""
 
-    def summary(self) -> dict[str, int]:
-        """Return the counts of the summary by the keys of ``_COUNT_NOUNS``, and whether a real GPU worked."""
+    def summary(self) -> dict[str, Any]:
+        """Return the counts by the keys of ``_COUNT_NOUNS``, whether a real GPU worked, and the notes."""
         from cudakit.sanitize.findings import findings
 
         with self._all_work_checked():
             result = self._detector.result(self._report_outside_tests)
             self._add_unverified(result)
         coverage = result.coverage
-        return {
+        counts = {
             "tests": self._test_count,
             "raced": len(self._tests_with_races),
             "launches": coverage.launches + coverage.graph_launches,
@@ -241,16 +221,13 @@ class _Sanitizer:
             "elsewhere": len(findings(result)),
             "real_gpu": self._detector.has_recorded_gpu_work,
         }
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The reasons why CUDA is not recorded, or why accesses are not exact."""
-        return self._recording.cuda.notes
-
-    @property
-    def incomplete(self) -> tuple[str, ...]:
-        """The reasons why recorded events are missing, or why a race may be missing."""
-        return (*self._recording.incomplete, *self._unverified_sentences)
+        return {
+            "counts": counts,
+            # Why CUDA is not recorded, or why accesses are not exact.
+            "notes": self._recording.cuda.notes,
+            # Why recorded events are missing, or why a race may be missing.
+            "incomplete": (*self._recording.incomplete, *self._unverified_sentences),
+        }
 
     def _check_phase(self, item: pytest.Item, phase: str) -> Wrapper:
         """Fail the test if it has a race in this phase. If it fails anyway, add the race to its report."""
@@ -329,11 +306,7 @@ class _Summary:
     @pytest.hookimpl(trylast=True)  # after pytest-xdist has collected the output of its workers
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if sanitizer := session.config.pluginmanager.get_plugin(_PLUGIN_NAME):
-            summary = {
-                "counts": sanitizer.summary(),
-                "notes": sanitizer.notes,
-                "incomplete": sanitizer.incomplete,
-            }
+            summary = sanitizer.summary()
             if hasattr(session.config, "workeroutput"):
                 session.config.workeroutput[_PLUGIN_NAME] = summary
             self._add_counts(summary)

@@ -60,13 +60,9 @@ def parse_bytes(text: str) -> int:
     match = _SIZE_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write for example 512MiB or 10GiB")
-    number_text, unit_letter = match.group(1), match.group(2).upper()
-    exponent = "KMGTPE".index(unit_letter) + 1 if unit_letter else 0
-    return (
-        int(float(number_text) * 1024**exponent)
-        if "." in number_text
-        else int(number_text) * 1024**exponent
-    )
+    number, letter = match[1], match[2].upper()
+    factor = 1024 ** ("KMGTPE".index(letter) + 1 if letter else 0)
+    return int(float(number) * factor) if "." in number else int(number) * factor
 
 
 def format_seconds(seconds: float, *, pad: bool = False) -> str:
@@ -126,11 +122,9 @@ def capitalized(sentence: str) -> str:
 
 def parse_ratio(text: str) -> float:
     """Parse ``5%`` or ``0.05`` as 0.05. Raises ValueError for other text and for negative ratios."""
-    stripped_text = text.strip()
+    number = text.strip()
     try:
-        ratio = (
-            float(stripped_text[:-1]) / 100 if stripped_text.endswith("%") else float(stripped_text)
-        )
+        ratio = float(number[:-1]) / 100 if number.endswith("%") else float(number)
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < float("inf"):

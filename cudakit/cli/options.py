@@ -51,16 +51,15 @@ def option(*names: str, **attributes: Any) -> Decorator:
 def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
     """Put options under a heading of the help; the command needs ``cls=Command``."""
 
-    def add_group(add_option: Decorator) -> Decorator:
-        def add_to_group(command: Callable[..., Any]) -> Callable[..., Any]:
+    def grouped(add_option: Decorator) -> Decorator:
+        def add(command: Callable[..., Any]) -> Callable[..., Any]:
             command = add_option(command)
-            parameter = vars(command)["__click_params__"][-1]
-            parameter.group = title
+            vars(command)["__click_params__"][-1].group = title
             return command
 
-        return add_to_group
+        return add
 
-    return tuple(add_group(add_option) for add_option in options)
+    return tuple(map(grouped, options))
 
 
 class _Formatter(click.HelpFormatter):
