@@ -61,14 +61,14 @@ extern "C" __global__ void cudakit_triad(
 _NAMES = ("copy", "read", "write", "scale", "triad")
 
 
-class Bandwidth:
+class Bandwidth(LoadedKernels):
     """The bandwidth kernels of one device. Sizes are bytes of one buffer.
 
     Raises UsageError for a size that is not a multiple of 16. A size of 0 launches nothing.
     """
 
     def __init__(self, gpu: Kernels) -> None:
-        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
+        super().__init__(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
 
     def copy(self, destination: Ptr, source: Ptr, size_bytes: int, stream: Stream) -> None:
         """Copy ``size_bytes`` bytes."""
@@ -94,10 +94,6 @@ class Bandwidth:
         """Write ``b + factor * c`` in fp32, rounded once. Each of the three arrays has ``size_bytes``."""
         self._launch("cudakit_triad", size_bytes, stream, destination, b, c, np.float32(factor))
 
-    def close(self) -> None:
-        """Unload the kernels."""
-        self._kernels.close()
-
     def _launch(self, name: str, size_bytes: int, stream: Stream, *args: Ptr | np.generic) -> None:
         vector_count, remainder = divmod(size_bytes, WIDTH_BYTES)
         if remainder:
@@ -108,7 +104,7 @@ class Bandwidth:
         block_count = -(-vector_count // _THREADS)
         if block_count:
             all_args = (*args, np.uint64(vector_count))
-            self._kernels.launch(name, all_args, stream, grid=block_count, block=_THREADS)
+            self.launch(name, all_args, stream, grid=block_count, block=_THREADS)
 
 
 @host_kernel("cudakit_copy")

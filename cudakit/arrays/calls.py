@@ -169,19 +169,24 @@ def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
     Raises UsageError for objects that are no streams.
     """
     if gpu.simulated:
-        if stream is None:
-            return LEGACY
-        if not isinstance(stream, int):
-            raise UsageError(
-                f"not a stream of the simulated device: {stream!r}",
-                hint="pass None, or the handle of a simulated stream as an int",
-            )
-        return Stream(stream)
+        return simulated_stream(stream)
     if stream is None:
         return Stream(current_stream(library, int(getattr(gpu, "ordinal", 0))))
     from cudakit.gpu.cuda.current import stream_handle
 
     return Stream(stream_handle(stream))
+
+
+def simulated_stream(stream: object) -> Stream:
+    """Return the stream of an argument; for None, the default stream."""
+    if stream is None:
+        return LEGACY
+    if not isinstance(stream, int):
+        raise UsageError(
+            f"not a stream of the simulated device: {stream!r}",
+            hint="pass None, or the handle of a simulated stream as an int",
+        )
+    return Stream(stream)
 
 
 def bind_arguments(

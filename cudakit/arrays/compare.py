@@ -5,6 +5,8 @@ The comparison runs on the device; only its result is copied to the host.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,88 +52,67 @@ extern "C" __global__ void cudakit_gather(
 """
 
 
-class Compare:
+class Compare(LoadedKernels):
     """Comparisons on one device. Each call is stream-ordered and synchronizes the stream."""
 
     def __init__(self, gpu: ComputeDevice) -> None:
-        self._gpu = gpu
-        kernel_names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
-        self._kernels = LoadedKernels(gpu, SOURCE, kernel_names)
+        super().__init__(
+            gpu, SOURCE, ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
+        )
+        self._memory = gpu
 
     def count_different(
         self, first_buffer: Ptr, second_buffer: Ptr, size_bytes: int, stream: Stream
     ) -> int:
         """Return the number of 32-bit words in which two buffers differ."""
-        return self._count_mismatches(
-            "cudakit_differ", (first_buffer, second_buffer), size_bytes, stream
-        )
+        return self._count("cudakit_differ", (first_buffer, second_buffer), size_bytes, stream)
 
     def count_not_equal(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
         """Return the number of 32-bit words that differ from ``word``."""
-        return self._count_mismatches(
-            "cudakit_differ_from_word", (ptr, np.uint32(word)), size_bytes, stream
-        )
+        return self._count("cudakit_differ_from_word", (ptr, np.uint32(word)), size_bytes, stream)
 
     def sample(
         self, ptr: Ptr, element: Element, indices: npt.NDArray[np.int64], stream: Stream
     ) -> Floats:
         """Return the elements with the given indices as fp64."""
-        gpu, element_bytes = self._gpu, element.size_bytes
-        if not len(indices):
+        gpu, count, item_bytes = self._memory, len(indices), element.size_bytes
+        if not count:
             return np.empty(0)
-        with _Scratch(gpu, len(indices) * (8 + element_bytes)) as scratch:
-            scratch.view[: 8 * len(indices)] = indices.astype(np.uint64).tobytes()
-            gpu.copy(scratch.device_ptr, scratch.host_ptr, 8 * len(indices), stream)
-            values_address = Ptr(scratch.device_ptr + 8 * len(indices))
-            args = (
-                values_address,
-                ptr,
-                scratch.device_ptr,
-                np.uint64(len(indices)),
-                np.int32(element_bytes),
-            )
-            self._kernels.launch_over("cudakit_gather", len(indices), args, stream)
-            gpu.copy(scratch.host_ptr, values_address, element_bytes * len(indices), stream)
+        with _scratch(gpu, count * (8 + item_bytes)) as (device, host, view):
+            view[: 8 * count] = indices.astype(np.uint64).tobytes()
+            gpu.copy(device, host, 8 * count, stream)
+            values = Ptr(device + 8 * count)
+            args = (values, ptr, device, np.uint64(count), np.int32(item_bytes))
+            self.launch_over("cudakit_gather", count, args, stream)
+            gpu.copy(host, values, item_bytes * count, stream)
             gpu.sync_stream(stream)
-            bits: npt.NDArray[Any] = np.frombuffer(
-                bytes(scratch.view), element.storage_dtype, len(indices)
-            )
+            bits: npt.NDArray[Any] = np.frombuffer(bytes(view), element.storage_dtype, count)
         return decode(bits, element)
 
-    def close(self) -> None:
-        """Unload the kernels."""
-        self._kernels.close()
-
-    def _count_mismatches(
-        self, name: str, buffers: tuple[Ptr | np.generic, ...], size_bytes: int, stream: Stream
+    def _count(
+        self, name: str, operands: tuple[Ptr | np.generic, ...], size_bytes: int, stream: Stream
     ) -> int:
+        gpu = self._memory
         word_count, remainder = divmod(size_bytes, _WORD_BYTES)
         if remainder:
             raise UsageError(f"{size_bytes} bytes is not a whole number of 32-bit words")
-        with _Scratch(self._gpu, 8) as scratch:
-            self._gpu.fill(scratch.device_ptr, 0, 8, stream)
-            args = (scratch.device_ptr, *buffers, np.uint64(word_count))
-            self._kernels.launch_over(name, word_count, args, stream)
-            self._gpu.copy(scratch.host_ptr, scratch.device_ptr, 8, stream)
-            self._gpu.sync_stream(stream)
-            return int(np.frombuffer(scratch.view, np.uint64)[0])
+        with _scratch(gpu, 8) as (device, host, view):
+            gpu.fill(device, 0, 8, stream)
+            self.launch_over(name, word_count, (device, *operands, np.uint64(word_count)), stream)
+            gpu.copy(host, device, 8, stream)
+            gpu.sync_stream(stream)
+            return int(view.cast("Q")[0])
 
 
-class _Scratch:
-    """Device memory and pinned host memory of one size, freed at the end of a ``with`` block."""
-
-    def __init__(self, gpu: ComputeDevice, size_bytes: int) -> None:
-        self._gpu = gpu
-        self.device_ptr = gpu.malloc(size_bytes)
-        self.host_ptr = gpu.host_malloc(size_bytes)
-        self.view = gpu.host_view(self.host_ptr, size_bytes)
-
-    def __enter__(self) -> _Scratch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._gpu.free(self.device_ptr)
-        self._gpu.host_free(self.host_ptr)
+@contextmanager
+def _scratch(gpu: ComputeDevice, size_bytes: int) -> Iterator[tuple[Ptr, Ptr, memoryview]]:
+    """Yield device memory, and pinned host memory with its view, of one size."""
+    device, host = gpu.malloc(size_bytes), gpu.host_malloc(size_bytes)
+    try:
+        yield device, host, gpu.host_view(host, size_bytes)
+    finally:
+        gpu.free(device)
+        gpu.host_free(host)
 
 
 @host_kernel("cudakit_differ")

@@ -52,32 +52,30 @@ class CudaKernel:
         parameters, and CudaError with the log of the compiler if the source does not compile.
         """
         source = self._source
-        arguments_by_name = bind_arguments(
+        named = bind_arguments(
             [parameter.name for parameter in source.parameters], arguments, named_arguments
         )
-        call = KernelCall(arguments_by_name, stream)
-        operands = call.operands
-        types = self._infer_template_types(operands)
+        call = KernelCall(named, stream)
         gpu = call.gpu
-        key = (gpu, tuple(types[name] for name in self._source.template_types))
+        types = self._infer_template_types(call.operands)
+        key = (gpu, tuple(types[name] for name in source.template_types))
         if key not in self._loaded_kernels:
-            module = gpu.load(gpu.compile(self._source.with_types(types)))
-            self._loaded_kernels[key] = gpu.kernel(module, self._source.name)
-        loaded_kernel = self._loaded_kernels[key]
+            module = gpu.load(gpu.compile(source.with_types(types)))
+            self._loaded_kernels[key] = gpu.kernel(module, source.name)
         launch_arguments = [
-            _convert_argument(parameter, operands[parameter.name], types)
+            _convert_argument(parameter, call.operands[parameter.name], types)
             for parameter in source.parameters
         ]
         call.wait_for_arrays()
-        call.gpu.launch(
-            loaded_kernel,
+        gpu.launch(
+            self._loaded_kernels[key],
             _dim3(grid, "grid"),
             _dim3(block, "block"),
             launch_arguments,
             call.stream,
             shared_bytes=shared_bytes,
         )
-        call.set_stream(arguments_by_name.values())
+        call.set_stream(named.values())
 
     def _infer_template_types(self, operands: dict[str, Operand]) -> dict[str, str]:
         """Return the dtype of each template parameter, from the arrays and numpy scalars of a call."""
@@ -148,10 +146,7 @@ def _convert_argument(
             raise UsageError(
                 f"{parameter.name} is a {parameter.type_name}, not a pointer: pass a number"
             )
-        if dtype is not None:
-            type_name = TEMPLATE_TYPES.get(dtype, parameter.type_name)
-            parameter = KernelParameter(parameter.name, type_name, is_pointer=False, is_const=False)
-        return convert_number(value, parameter)
+        return _convert_number(value, parameter, dtype)
     if not isinstance(value, ArrayView):
         if isinstance(value, int) and not isinstance(value, bool):
             return Ptr(value)
@@ -164,6 +159,32 @@ def _convert_argument(
             hint=f"declare it const {parameter.type_name}*, or pass a writable copy",
         )
     return value.ptr
+
+
+def _convert_number(
+    value: complex | np.generic, parameter: KernelParameter, dtype: str | None
+) -> np.generic:
+    """Return a number in the type of a parameter. Raises UsageError if it does not fit."""
+    if isinstance(value, np.generic):
+        if dtype is not None and value.dtype.name != dtype:
+            raise UsageError(f"{parameter.name} is a {dtype}, and the argument is a {value.dtype}")
+        return value
+    if dtype is None:
+        raise UsageError(
+            f"the type {parameter.type_name} of {parameter.name} is unknown",
+            hint="pass a numpy scalar of the same size, such as numpy.float32(1)",
+        )
+    target_dtype = np.dtype(dtype)
+    is_exact = (
+        target_dtype.kind == "f" if isinstance(value, float) else not isinstance(value, complex)
+    )
+    if is_exact and target_dtype.kind in "iu":
+        integer_limits = np.iinfo(target_dtype)
+        is_exact = integer_limits.min <= int(value.real) <= integer_limits.max
+    if not is_exact:
+        raise UsageError(f"{value} does not fit into {parameter.name}, which is a {target_dtype}")
+    number: np.generic = target_dtype.type(value)
+    return number
 
 
 def _dim3(extent: int | Sequence[int], name: str) -> Dim3:
@@ -287,9 +308,7 @@ def kernel_source(text: str, name: str | None = None) -> KernelSource:
         _COMMENT.sub(_blank_comment, text),
         selected_name,
         tuple(_parse_parameter(text) for text in parameters if text not in ("", "void")),
-        tuple(
-            _parse_template_type(text) for text in (match["types"] or "").split(",") if text.strip()
-        ),
+        tuple(_template_type(text) for text in (match["types"] or "").split(",") if text.strip()),
     )
 
 
@@ -313,7 +332,7 @@ def _parse_parameter(declaration: str) -> KernelParameter:
     )
 
 
-def _parse_template_type(declaration: str) -> str:
+def _template_type(declaration: str) -> str:
     match = _TEMPLATE_TYPE.fullmatch(declaration)
     if match is None:
         raise UsageError(
@@ -321,28 +340,3 @@ def _parse_template_type(declaration: str) -> str:
             hint="use typename parameters, and #define constants",
         )
     return match[1]
-
-
-def convert_number(value: complex | np.generic, parameter: KernelParameter) -> np.generic:
-    """Return a number in the type of a parameter. Raises UsageError if it does not fit."""
-    if isinstance(value, np.generic):
-        dtype = parameter.dtype
-        if dtype is not None and value.dtype.name != dtype:
-            raise UsageError(f"{parameter.name} is a {dtype}, and the argument is a {value.dtype}")
-        return value
-    if parameter.dtype is None:
-        raise UsageError(
-            f"the type {parameter.type_name} of {parameter.name} is unknown",
-            hint="pass a numpy scalar of the same size, such as numpy.float32(1)",
-        )
-    target_dtype = np.dtype(parameter.dtype)
-    is_exact = (
-        target_dtype.kind == "f" if isinstance(value, float) else not isinstance(value, complex)
-    )
-    if is_exact and target_dtype.kind in "iu":
-        integer_limits = np.iinfo(target_dtype)
-        is_exact = integer_limits.min <= int(value.real) <= integer_limits.max
-    if not is_exact:
-        raise UsageError(f"{value} does not fit into {parameter.name}, which is a {target_dtype}")
-    number: np.generic = target_dtype.type(value)
-    return number

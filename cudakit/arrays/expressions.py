@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -277,65 +277,56 @@ class _Parser:
                 return Constant(value)
             case ast.BoolOp(op=operator, values=values):
                 operation = OPERATIONS[_LOGICAL_OPERATIONS[type(operator)]]
-                operands = [self._convert_node(value, depth + 1) for value in values]
-                return _join_operands(operation, operands, _position(node))
+                return _join_operands(operation, self._convert_all(values, depth), _position(node))
             case ast.Compare(left=left, ops=operators, comparators=comparators):
-                return self._convert_comparison(left, operators, comparators, depth)
-            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-                return self._convert_call(name, arguments, node, depth)
-        return self._convert_operation(node, depth)
-
-    def _convert_operation(self, node: ast.expr, depth: int) -> Call:
-        match node:
+                compared = pairwise(self._convert_all([left, *comparators], depth))
+                if any(type(operator) not in _COMPARISONS for operator in operators):
+                    raise self._source_error(
+                        "only the comparisons == != < <= > >= are supported", left
+                    )
+                # ``a < b < c`` is ``a < b and b < c``.
+                comparisons = [
+                    Call(OPERATIONS[_COMPARISONS[type(operator)]], pair, _position(left))
+                    for operator, pair in zip(operators, compared, strict=True)
+                ]
+                return _join_operands(OPERATIONS["logical_and"], comparisons, _position(left))
+            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
+                name in self._reductions
+            ):
+                element = self._convert_node(argument, depth + 1)
+                if self.reduction is not None:
+                    raise self._source_error("an expression may have only one reduction", node)
+                self.reduction = (name, element)
+                return Name(REDUCED)
+            case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]):
+                operation = self._function(name, len(operands), node)
             case ast.BinOp(left=left, op=operator, right=right) if (
                 type(operator) in _BINARY_OPERATIONS
             ):
-                name, operands = _BINARY_OPERATIONS[type(operator)], [left, right]
+                operation = OPERATIONS[_BINARY_OPERATIONS[type(operator)]]
+                operands = [left, right]
             case ast.UnaryOp(op=operator, operand=operand):
-                name, operands = _UNARY_OPERATIONS[type(operator)], [operand]
+                operation, operands = OPERATIONS[_UNARY_OPERATIONS[type(operator)]], [operand]
             case ast.IfExp(test=test, body=body, orelse=alternative):
-                name, operands = "where", [test, body, alternative]
+                operation, operands = OPERATIONS["where"], [test, body, alternative]
             case _:
                 raise self._source_error("this syntax is not supported in expressions", node)
-        nodes = tuple(self._convert_node(operand, depth + 1) for operand in operands)
-        return Call(OPERATIONS[name], nodes, _position(node))
+        return Call(operation, tuple(self._convert_all(operands, depth)), _position(node))
 
-    def _convert_comparison(
-        self, left: ast.expr, operators: list[ast.cmpop], comparators: list[ast.expr], depth: int
-    ) -> Node:
-        """Return the tree of a comparison; ``a < b < c`` is ``a < b and b < c``."""
-        operands = [self._convert_node(operand, depth + 1) for operand in (left, *comparators)]
-        if any(type(operator) not in _COMPARISONS for operator in operators):
-            raise self._source_error("only the comparisons == != < <= > >= are supported", left)
-        comparisons = [
-            Call(OPERATIONS[_COMPARISONS[type(operator)]], compared_operands, _position(left))
-            for operator, compared_operands in zip(operators, pairwise(operands), strict=True)
-        ]
-        return _join_operands(OPERATIONS["logical_and"], comparisons, _position(left))
-
-    def _convert_reduction(self, name: str, argument: ast.expr, node: ast.expr, depth: int) -> Name:
-        element = self._convert_node(argument, depth + 1)
-        if self.reduction is not None:
-            raise self._source_error("an expression may have only one reduction", node)
-        self.reduction = (name, element)
-        return Name(REDUCED)
-
-    def _convert_call(
-        self, name: str, arguments: list[ast.expr], node: ast.expr, depth: int
-    ) -> Node:
-        if name in self._reductions and len(arguments) == 1:
-            return self._convert_reduction(name, arguments[0], node, depth)
+    def _function(self, name: str, argument_count: int, node: ast.expr) -> Operation:
         operation = FUNCTIONS.get(name)
         if operation is None:
             raise self._source_error(
                 f"unknown function {name}", node, hint=f"functions: {', '.join(sorted(FUNCTIONS))}"
             )
-        if len(arguments) != operation.arity:
+        if argument_count != operation.arity:
             raise self._source_error(
-                f"{name} takes {operation.arity} arguments, got {len(arguments)}", node
+                f"{name} takes {operation.arity} arguments, got {argument_count}", node
             )
-        operands = tuple(self._convert_node(argument, depth + 1) for argument in arguments)
-        return Call(operation, operands, _position(node))
+        return operation
+
+    def _convert_all(self, nodes: Sequence[ast.expr], depth: int) -> list[Node]:
+        return [self._convert_node(node, depth + 1) for node in nodes]
 
     def _convert_name(self, name: str) -> Name:
         if name not in self._assigned_names:
@@ -438,17 +429,14 @@ def infer_value(
                 for (operand, _), dtype in zip(typed_operands, signature.operands, strict=True)
             )
             if operation.name in CASTS:
-                if (
-                    converted_operands[0].dtype.category
-                    == COMPLEX
-                    > signature.result.dtype.category
-                ):
+                operand = converted_operands[0]
+                if operand.dtype.category == COMPLEX > signature.result.dtype.category:
                     raise program.error(
                         f"{operation.name} cannot convert a complex value",
                         position,
                         hint="take real(...), imag(...) or abs(...) of the value",
                     )
-                return Cast(converted_operands[0], signature.result.dtype), signature.result
+                return Cast(operand, signature.result.dtype), signature.result
             return TypedCall(
                 operation, converted_operands, signature.result.dtype
             ), signature.result
@@ -462,7 +450,10 @@ def convert(node: TypedNode, dtype: DType) -> TypedNode:
         return TypedConstant(node.value, dtype)
     # A float16 value in an operation of float32 is a float already: no instruction is needed.
     if node.dtype.compute_type == dtype.compute_type and dtype.category == FLOAT:
-        return _relabel(node, dtype)
+        if isinstance(node, Cast):
+            # An explicit conversion to float16 must still round the value.
+            return TypedCall(_KEEP_ROUNDING, (node,), dtype)
+        return replace(node, dtype=dtype)
     return Cast(node, dtype)
 
 
@@ -470,30 +461,15 @@ def check_stores(
     program: Program, assignments: tuple[TypedAssignment, ...], arrays: Mapping[str, DType]
 ) -> None:
     """Raise UsageError if the value of an output cannot be stored in its array."""
-    final_assignments = {assignment.target: assignment for assignment in assignments}
     for name, array_dtype in arrays.items():
-        if not can_store(final_assignments[name].dtype, array_dtype):
+        index = max(index for index, stored in enumerate(assignments) if stored.target == name)
+        dtype = assignments[index].dtype
+        if not can_store(dtype, array_dtype):
             raise program.error(
-                f"{name} is {final_assignments[name].dtype}, and its array is {array_dtype}",
-                _last_assignment(program, name).position,
+                f"{name} is {dtype}, and its array is {array_dtype}",
+                program.assignments[index].position,
                 hint=f"convert the value, as in {name} = {array_dtype}(...)",
             )
-
-
-def _last_assignment(program: Program, name: str) -> Assignment:
-    return [assignment for assignment in program.assignments if assignment.target == name][-1]
-
-
-def _relabel(node: TypedName | TypedCall | Cast, dtype: DType) -> TypedNode:
-    """Return a node whose value has the same representation under another dtype."""
-    match node:
-        case TypedName(name, _):
-            return TypedName(name, dtype)
-        case TypedCall(operation, operands, _):
-            return TypedCall(operation, operands, dtype)
-        case Cast():
-            # An explicit conversion to float16 must still round the value.
-            return TypedCall(_KEEP_ROUNDING, (node,), dtype)
 
 
 _KEEP_ROUNDING = Operation("positive", 1, CASTS["float32"].type_rule, lambda value: value)

@@ -150,11 +150,11 @@ _NAMES = ("bits", "uniform", "normal", "integers", "constant")
 _ELEMENT_BY_CODE = {element.code: element for element in ELEMENTS.values()}
 
 
-class Fill:
+class Fill(LoadedKernels):
     """The fill kernels of one device. A fill of 0 elements launches nothing."""
 
     def __init__(self, gpu: Kernels) -> None:
-        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
+        super().__init__(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
 
     def bits(
         self,
@@ -167,14 +167,8 @@ class Fill:
         first: int = 0,
     ) -> None:
         """Write the Philox blocks of a sequence, 16 bytes each, from block ``first``."""
-        args = (
-            destination,
-            np.uint64(blocks),
-            np.uint64(first),
-            np.uint64(sequence),
-            np.uint64(seed),
-        )
-        self._kernels.launch_over("cudakit_fill_bits", blocks, args, stream)
+        numbers = map(np.uint64, (blocks, first, sequence, seed))
+        self.launch_over("cudakit_fill_bits", blocks, (destination, *numbers), stream)
 
     def uniform(
         self,
@@ -226,25 +220,21 @@ class Fill:
             )
         args = (
             destination,
-            *_count_and_type(count, element),
+            np.uint64(count),
+            np.int32(element.code),
             np.int64(low),
             np.uint64(value_count),
+            np.uint64(sequence),
+            np.uint64(seed),
         )
-        seed_words = (np.uint64(sequence), np.uint64(seed))
-        self._kernels.launch_over(
-            "cudakit_fill_integers", -(-count // 4), (*args, *seed_words), stream
-        )
+        self.launch_over("cudakit_fill_integers", -(-count // 4), args, stream)
 
     def constant(
         self, destination: Ptr, count: int, element: Element, stream: Stream, *, value: float
     ) -> None:
         """Write one value to all elements."""
-        args = (destination, *_count_and_type(count, element), np.float64(value))
-        self._kernels.launch_over("cudakit_fill_constant", count, args, stream)
-
-    def close(self) -> None:
-        """Unload the kernels."""
-        self._kernels.close()
+        args = (destination, np.uint64(count), np.int32(element.code), np.float64(value))
+        self.launch_over("cudakit_fill_constant", count, args, stream)
 
     def _random(
         self,
@@ -257,10 +247,10 @@ class Fill:
         seed: int,
         stream: Stream,
     ) -> None:
-        args = (destination, *_count_and_type(count, element), np.float64(scale))
-        seed_words = (np.uint64(sequence), np.uint64(seed))
+        numbers = (np.uint64(count), np.int32(element.code), np.float64(scale))
+        args = (destination, *numbers, np.uint64(sequence), np.uint64(seed))
         block_count = -(-count // _elements_per_block(element))
-        self._kernels.launch_over(f"cudakit_fill_{name}", block_count, (*args, *seed_words), stream)
+        self.launch_over(f"cudakit_fill_{name}", block_count, args, stream)
 
 
 def uniform_values(
@@ -286,10 +276,6 @@ def normal_values(
     radius = np.sqrt(-2.0 * np.log((integer_pairs[:, 0] + 1.0) * unit))
     angle = 2.0 * np.pi * (integer_pairs[:, 1] * unit)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)[:count]
-
-
-def _count_and_type(count: int, element: Element) -> tuple[np.uint64, np.int32]:
-    return np.uint64(count), np.int32(element.code)
 
 
 def _elements_per_block(element: Element) -> int:

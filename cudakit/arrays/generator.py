@@ -13,7 +13,7 @@ import numpy as np
 
 from cudakit.arrays.kernels import open_device
 from cudakit.arrays.random import (
-    Draw,
+    RandomKernels,
     bits_draw,
     integers_draw,
     normal_draw,
@@ -21,14 +21,11 @@ from cudakit.arrays.random import (
     uniform_draw,
 )
 from cudakit.arrays.random_arrays import (
-    ArrayFiller,
     DeviceFiller,
     DrawRequest,
     GeneratorCounter,
     HostFiller,
-    Output,
     Shape,
-    SharedKernels,
     advance_counter,
 )
 from cudakit.arrays.random_values import ATTEMPT_SHIFT, Counter, philox
@@ -95,19 +92,28 @@ class Generator:
         self._counter = GeneratorCounter(start)
         self._spawned_count = 0
         self._lock = Lock()  # protects the number of spawned generators
-        self._filler = _open_filler(device, self._counter)
+        self._filler: DeviceFiller | HostFiller
+        if isinstance(device, str) and device == "numpy":
+            self._filler = HostFiller(self._counter)
+            return
+        if device is None:
+            from cudakit.gpu.cuda.current import current_device
+
+            device = current_device()
+        self._filler = DeviceFiller(
+            _shared_kernels(device) if isinstance(device, int | str) else RandomKernels(device),
+            self._counter,
+        )
 
     @property
     def seed(self) -> int:
         """The seed, which is the key of Philox."""
-        seed, _ = self._counter.seed_and_sequence()
-        return seed
+        return self._counter.seed_and_sequence()[0]
 
     @property
     def sequence(self) -> int:
         """The sequence number, which is the high half of the counter of Philox."""
-        _, sequence = self._counter.seed_and_sequence()
-        return sequence
+        return self._counter.seed_and_sequence()[1]
 
     @property
     def position(self) -> int:
@@ -141,7 +147,7 @@ class Generator:
             and (name == "bfloat16" or np.dtype(name).kind not in "iu")
         ):
             raise UsageError(f"bits in a new array need an integer dtype, not {name}")
-        request = DrawRequest("uint32", name, (), _draw_bits)
+        request = DrawRequest("uint32", name, (), bits_draw)
         return self._filler.fill(request, shape, out, stream)
 
     def uniform(
@@ -166,7 +172,7 @@ class Generator:
         name = None if dtype is None else _dtype_name(dtype)
         bounds = _convert_argument("low", low, float), _convert_argument("high", high, float)
         return self._filler.fill(
-            DrawRequest("float32", name, bounds, _draw_uniform), shape, out, stream
+            DrawRequest("float32", name, bounds, uniform_draw), shape, out, stream
         )
 
     def normal(
@@ -190,7 +196,7 @@ class Generator:
         name = None if dtype is None else _dtype_name(dtype)
         mean_and_std = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
         return self._filler.fill(
-            DrawRequest("float32", name, mean_and_std, _draw_normal), shape, out, stream
+            DrawRequest("float32", name, mean_and_std, normal_draw), shape, out, stream
         )
 
     def integers(
@@ -211,7 +217,7 @@ class Generator:
         name = None if dtype is None else _dtype_name(dtype)
         bounds = _convert_argument("low", low, index), _convert_argument("high", high, index)
         return self._filler.fill(
-            DrawRequest("int64", name, bounds, _draw_integers), shape, out, stream
+            DrawRequest("int64", name, bounds, integers_draw), shape, out, stream
         )
 
     def permutation(
@@ -231,7 +237,7 @@ class Generator:
         [0, 1, 2, 3, 4]
         """
         name = None if dtype is None else _dtype_name(dtype)
-        request = DrawRequest("int64", name, (), _draw_permutation)
+        request = DrawRequest("int64", name, (), permutation_draw)
         return self._filler.fill(request, count, out, stream)
 
     def state(self) -> dict[str, int | str]:
@@ -322,7 +328,10 @@ class Generator:
             self._spawned_count += count
         seed, sequence = self._counter.seed_and_sequence()
         words = philox(first_block, count, _SPAWN_SEQUENCE | sequence, seed).view(np.uint64)
-        return [self._child_generator(int(child_seed)) for child_seed in words[:, 0]]
+        children = [Generator(int(child_seed), device="numpy") for child_seed in words[:, 0]]
+        for child in children:
+            child._filler = self._filler.for_counter(child._counter)
+        return children
 
     def __repr__(self) -> str:
         seed, sequence = self._counter.seed_and_sequence()
@@ -332,55 +341,15 @@ class Generator:
         )
         return f"Generator(seed={seed}, sequence={sequence}, position={position})"
 
-    def _child_generator(self, seed: int) -> Generator:
-        child = Generator(seed, device="numpy")
-        child._filler = self._filler.for_counter(child._counter)
-        return child
-
-
-def _draw_bits(output: Output, _: tuple[float, ...]) -> Draw:
-    return bits_draw(output.size_bytes)
-
-
-def _draw_uniform(output: Output, bounds: tuple[float, ...]) -> Draw:
-    low, high = bounds
-    return uniform_draw(output.element_count, output.dtype, low, high)
-
-
-def _draw_normal(output: Output, scale: tuple[float, ...]) -> Draw:
-    mean, deviation = scale
-    return normal_draw(output.element_count, output.dtype, mean, deviation)
-
-
-def _draw_integers(output: Output, bounds: tuple[float, ...]) -> Draw:
-    low, high = map(int, bounds)
-    return integers_draw(output.element_count, output.dtype, low, high)
-
-
-def _draw_permutation(output: Output, _: tuple[float, ...]) -> Draw:
-    return permutation_draw(output.element_count, output.dtype)
-
 
 @cache
-def _shared_kernels(device: int | str) -> SharedKernels:
+def _shared_kernels(device: int | str) -> RandomKernels:
     """Return the kernels of a device, which all generators of the process share."""
     try:
-        return SharedKernels(open_device(device))
+        return RandomKernels(open_device(device))
     except UsageError as error:
         error.hint += "; numpy computes on the host"
         raise
-
-
-def _open_filler(device: int | str | Gpu | None, counter: GeneratorCounter) -> ArrayFiller:
-    """Return the filler of arrays for the argument ``device`` of ``Generator``."""
-    if isinstance(device, str) and device == "numpy":
-        return HostFiller(counter)
-    if device is None:
-        from cudakit.gpu.cuda.current import current_device
-
-        return DeviceFiller(_shared_kernels(current_device()), counter)
-    kernels = _shared_kernels(device) if isinstance(device, int | str) else SharedKernels(device)
-    return DeviceFiller(kernels, counter)
 
 
 def _check_state_number(name: str, value: object, error: Callable[[str], Exception]) -> int:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, ca
 
 import numpy as np
 
+from cudakit.arrays.calls import simulated_stream
 from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import LEGACY, Graph, GraphExec, Graphs, Memory, Ptr, Stream, Streams
+from cudakit.gpu.api import Graph, GraphExec, Graphs, Memory, Ptr, Stream, Streams
+from cudakit.gpu.arrays import current_stream
 from cudakit.gpu.device_array import DLPACK_DEVICES, StreamHandle, stream_of_cupy, view_of_capsule
 from cudakit.gpu.driver_errors import Status
 
@@ -67,7 +69,8 @@ class Graphed(Generic[_T]):
         replay_stream = self._graph.streams.stream(stream)
         for captured_buffer, source in zip(self._buffers, sources, strict=True):
             size_bytes = captured_buffer.layout.size_bytes if captured_buffer.layout else 0
-            self._graph.copy(captured_buffer.ptr, source.ptr, size_bytes, replay_stream)
+            if size_bytes and captured_buffer.ptr != source.ptr:
+                self._graph.gpu.copy(captured_buffer.ptr, source.ptr, size_bytes, replay_stream)
         self._graph.launch(replay_stream)
         return self._captured_value
 
@@ -112,21 +115,17 @@ class Graphed(Generic[_T]):
 
     def _work(self, function: Callable[..., _T]) -> Callable[[StreamHandle], _T]:
         arguments = self._arguments
-        if _takes_stream(function):
+        try:
+            takes_stream = "stream" in inspect.signature(function).parameters
+        except (TypeError, ValueError):  # Builtin functions may have no signature.
+            takes_stream = False
+        if takes_stream:
             return lambda handle: function(*arguments, stream=handle)
-        return lambda handle: function(*arguments)  # noqa: ARG005
+        return lambda _: function(*arguments)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise UsageError("the graph was closed", hint="make a new one with cudakit.graph")
-
-
-def _takes_stream(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a parameter named ``stream``."""
-    try:
-        return "stream" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # Builtin functions may have no signature.
-        return False
 
 
 def graph(
@@ -192,25 +191,22 @@ def graph(
 def _graph(buffers: tuple[object, ...], device: object, resources: ExitStack) -> DriverGraph:
     if getattr(device, "simulated", False):
         return DriverGraph(cast("GraphDevice", device), SimulatedStreams())
-    gpu = _open_cuda(buffers, device, resources)
-    streams = FrameworkStreams(gpu, buffers)
-    if any(map(_is_tensor, buffers)):
-        return TorchGraph(gpu, streams, gpu.ordinal)
-    return DriverGraph(gpu, streams)
-
-
-def _open_cuda(buffers: tuple[object, ...], device: object, resources: ExitStack) -> Cuda:
     from cudakit.gpu.cuda.device import Cuda
 
     if isinstance(device, Cuda):
-        return device
-    if not isinstance(device, int | None):
+        gpu = device
+    elif isinstance(device, int | None):
+        gpu = Cuda(_ordinal_of(buffers) if device is None else device)
+        resources.callback(gpu.close)
+    else:
         raise UsageError(
             f"not a device: {device!r}", hint="pass a CUDA device index or a device object"
         )
-    gpu = Cuda(_ordinal_of(buffers) if device is None else device)
-    resources.callback(gpu.close)
-    return gpu
+    streams = FrameworkStreams(gpu, buffers)
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(buffer, torch.Tensor) for buffer in buffers):
+        return TorchGraph(gpu, streams, gpu.ordinal)
+    return DriverGraph(gpu, streams)
 
 
 def _ordinal_of(buffers: tuple[object, ...]) -> int:
@@ -220,16 +216,11 @@ def _ordinal_of(buffers: tuple[object, ...]) -> int:
 
     initialize()
     attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    for index, argument in enumerate(buffers[:1]):
-        status, ordinal = cu.cuPointerGetAttribute(attribute, buffer_of(argument, index).ptr)
+    if buffers:
+        status, ordinal = cu.cuPointerGetAttribute(attribute, buffer_of(buffers[0], 0).ptr)
         if not status:
             return int(ordinal)
     return current_device()
-
-
-def _is_tensor(argument: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(argument, torch.Tensor)
 
 
 # --- Capture of a function's work into a graph, and errors for work that cannot be captured -------
@@ -301,19 +292,14 @@ class DriverGraph:
         """Capture the work again and update the graph. Raises CudaError if the topology differs."""
         graph, work_result = self._capture(work)
         try:
-            self.gpu.graph_update(self._require_executable(), graph)
+            self.gpu.graph_update(cast("GraphExec", self._executable), graph)
         finally:
             self.gpu.destroy_graph(graph)
         return work_result
 
-    def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Enqueue a copy of new contents into a captured buffer."""
-        if size_bytes and dst != src:
-            self.gpu.copy(dst, src, size_bytes, stream)
-
     def launch(self, stream: Stream) -> None:
         """Launch the graph."""
-        self.gpu.graph_launch(self._require_executable(), stream)
+        self.gpu.graph_launch(cast("GraphExec", self._executable), stream)
 
     def close(self) -> None:
         """Wait for the device, and release all resources."""
@@ -322,11 +308,6 @@ class DriverGraph:
             self.gpu.destroy_graph_exec(self._executable)
             self._executable = None
         self.gpu.destroy_stream(self.capture_stream)
-
-    def _require_executable(self) -> GraphExec:
-        if self._executable is None:
-            raise UsageError("nothing has been captured yet")
-        return self._executable
 
     def _capture(self, work: Work[_T]) -> tuple[Graph, _T]:
         gpu, stream = self.gpu, self.capture_stream
@@ -358,41 +339,28 @@ def run_captured(
     Raises CudaError for work that cannot be captured, and otherwise the exception of the work. On an
     exception, the graph is passed to ``destroy_graph``.
     """
-    with _no_garbage_collection():
+    # Finalizers must not free memory or unload kernels during a capture.
+    collects_garbage = gc.isenabled()
+    gc.disable()
+    try:
         begin_capture()
         try:
             work_result = work()
         except BaseException as error:
-            capture_error = _abort_capture(end_capture, destroy_graph)
+            capture_error: Exception | None = None
+            try:
+                destroy_graph(end_capture())
+            except (CudaError, RuntimeError) as end_error:
+                capture_error = end_error
             if isinstance(error, Exception) and (capture_error or status_of(error)):
                 raise capture_failure(error, capture_error) from error
             raise
         try:
             return end_capture(), work_result
-        except (CudaError, RuntimeError) as capture_error:  # torch raises RuntimeError
-            raise capture_failure(capture_error) from capture_error
-
-
-def _abort_capture(
-    end_capture: Callable[[], _G], destroy_graph: Callable[[_G], object]
-) -> Exception | None:
-    """End a capture and destroy its graph; return the error of an invalidated capture, or None."""
-    try:
-        destroy_graph(end_capture())
-    except (CudaError, RuntimeError) as capture_error:
-        return capture_error
-    return None
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: finalizers must not free memory or unload kernels during a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
+        except (CudaError, RuntimeError) as error:  # torch raises RuntimeError
+            raise capture_failure(error) from error
     finally:
-        if was_enabled:
+        if collects_garbage:
             gc.enable()
 
 
@@ -451,12 +419,24 @@ def buffer_of(argument: object, buffer_number: int) -> Buffer:
     """Return the buffer of an argument. Raises UsageError if the argument is not device memory."""
     if isinstance(argument, int) and not isinstance(argument, bool):
         return Buffer(Ptr(argument))
-    read_buffer = _buffer_reader(argument)
-    if read_buffer is None:
-        raise UsageError(
-            f"buffer {buffer_number} is not a device buffer: {_describe(argument)}", hint=_HINT
-        )
-    return read_buffer(argument)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(argument, torch.Tensor):
+        # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
+        if argument.is_cuda:
+            return _buffer_of_tensor(argument)
+    elif hasattr(argument, "__cuda_array_interface__"):
+        return _buffer_of_interface(argument.__cuda_array_interface__)
+    elif (
+        hasattr(argument, "__dlpack__")
+        and hasattr(argument, "__dlpack_device__")
+        and int(argument.__dlpack_device__()[0]) in DLPACK_DEVICES
+    ):
+        # The capsule is not consumed: it frees its tensor, and the argument keeps the memory.
+        return _buffer_of_capsule(argument.__dlpack__(stream=_NO_STREAM))
+    kind = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
+    if isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__"):
+        kind += " in host memory"
+    raise UsageError(f"buffer {buffer_number} is not a device buffer: {kind}", hint=_HINT)
 
 
 def check_contents(new_buffer: Buffer, captured_buffer: Buffer, buffer_number: int) -> None:
@@ -478,19 +458,6 @@ def check_contents(new_buffer: Buffer, captured_buffer: Buffer, buffer_number: i
         )
 
 
-def _buffer_reader(argument: object) -> Callable[[Any], Buffer] | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(argument, torch.Tensor):
-        # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
-        return _buffer_of_tensor if argument.is_cuda else None
-    if hasattr(argument, "__cuda_array_interface__"):
-        return _buffer_of_interface
-    if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
-        return None
-    device_kind, _ = argument.__dlpack_device__()
-    return _buffer_of_dlpack if int(device_kind) in DLPACK_DEVICES else None
-
-
 def _buffer_of_tensor(tensor: Any) -> Buffer:
     size_bytes = tensor.numel() * tensor.element_size()
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -498,9 +465,8 @@ def _buffer_of_tensor(tensor: Any) -> Buffer:
     return Buffer(Ptr(tensor.data_ptr()), layout)
 
 
-def _buffer_of_interface(argument: Any) -> Buffer:
+def _buffer_of_interface(interface: Mapping[str, Any]) -> Buffer:
     """Read the CUDA Array Interface, version 3. An array without strides is C-contiguous."""
-    interface = argument.__cuda_array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
     strides = interface.get("strides")
     is_dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
@@ -508,16 +474,10 @@ def _buffer_of_interface(argument: Any) -> Buffer:
     return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, is_dense))
 
 
-def _buffer_of_dlpack(argument: Any) -> Buffer:
-    """Read the DLPack capsule of an object."""
-    # The capsule is not consumed: it frees its tensor, and the argument keeps the memory.
-    capsule = argument.__dlpack__(stream=_NO_STREAM)
-    view, element_bytes = view_of_capsule(capsule)
-    is_dense = _is_dense(view.shape, [stride / element_bytes for stride in view.strides])
-    return Buffer(
-        view.ptr,
-        Layout(view.dtype, view.shape, size_bytes=view.size * element_bytes, is_dense=is_dense),
-    )
+def _buffer_of_capsule(capsule: Any) -> Buffer:
+    view, item_bytes = view_of_capsule(capsule)
+    is_dense = _is_dense(view.shape, [stride / item_bytes for stride in view.strides])
+    return Buffer(view.ptr, Layout(view.dtype, view.shape, view.size * item_bytes, is_dense))
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
@@ -530,12 +490,6 @@ def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
     return True
 
 
-def _describe(argument: object) -> str:
-    text = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
-    is_on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
-    return f"{text} in host memory" if is_on_host else text
-
-
 # --- Streams for captured functions: the current streams of frameworks, or streams of a simulated device
 
 
@@ -546,14 +500,7 @@ class SimulatedStreams:
         return StreamHandle(stream)
 
     def stream(self, stream_argument: object) -> Stream:
-        if stream_argument is None:
-            return LEGACY
-        if not isinstance(stream_argument, int):
-            raise UsageError(
-                f"not a stream of the simulated device: {stream_argument!r}",
-                hint="pass None, or the handle of a simulated stream as an int",
-            )
-        return Stream(stream_argument)
+        return simulated_stream(stream_argument)
 
     def as_current(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
@@ -575,7 +522,9 @@ class FrameworkStreams:
     def stream(self, stream_argument: object) -> Stream:
         """Return the stream for an argument of any library; for None, the current stream."""
         if stream_argument is None:
-            return self._gpu.streams.external_stream(self._current_stream())
+            return self._gpu.streams.external_stream(
+                current_stream(self._library, self._gpu.ordinal)
+            )
         from cudakit.gpu.cuda.current import stream
 
         with stream(stream_argument) as handle:
@@ -591,26 +540,13 @@ class FrameworkStreams:
             if torch is not None and torch.cuda.is_initialized():
                 stream = torch.cuda.ExternalStream(int(handle), device=self._gpu.ordinal)
                 stack.enter_context(torch.cuda.stream(stream))
-            self._enter_cupy(handle, stack)
+            cupy = sys.modules.get("cupy")
+            if cupy is not None:
+                # Replays reuse the addresses of a private memory pool.
+                self._pool = self._pool or cupy.cuda.MemoryPool()
+                stack.enter_context(stream_of_cupy(cupy, handle))
+                stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
             yield
-
-    def _current_stream(self) -> int:
-        from cudakit.gpu.cuda.current import current_stream
-
-        if self._library == "torch":
-            return int(sys.modules["torch"].cuda.current_stream(self._gpu.ordinal).cuda_stream)
-        if self._library == "cupy":
-            return int(sys.modules["cupy"].cuda.get_current_stream(self._gpu.ordinal).ptr)
-        return current_stream()
-
-    def _enter_cupy(self, handle: StreamHandle, stack: ExitStack) -> None:
-        """Make the stream and a private memory pool current; replays reuse the pool's addresses."""
-        cupy = sys.modules.get("cupy")
-        if cupy is None:
-            return
-        self._pool = self._pool or cupy.cuda.MemoryPool()
-        stack.enter_context(stream_of_cupy(cupy, handle))
-        stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
 
 
 StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams

@@ -33,6 +33,11 @@ class _FloatFormat(NamedTuple):
     exponent_mask: int
     mantissa_mask: int
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of an element in bytes."""
+        return np.dtype(self.storage_dtype).itemsize
+
 
 _FORMATS = {
     "float64": _FloatFormat("u8", "unsigned long long", 0x7FF << 52, (1 << 52) - 1),
@@ -40,7 +45,6 @@ _FORMATS = {
     "float16": _FloatFormat("u2", "unsigned short", 0x1F << 10, (1 << 10) - 1),
     "bfloat16": _FloatFormat("u2", "unsigned short", 0xFF << 7, (1 << 7) - 1),
 }
-FLOATS = tuple(_FORMATS)
 
 _TEMPLATE = r"""
 typedef unsigned long long u64;
@@ -85,39 +89,33 @@ __device__ inline void count_nonfinite(u64* counters, const T* data, u64 count, 
 """
 
 
-def _kernel(name: str, float_format: _FloatFormat) -> str:
-    cuda_type, exponent, mantissa = float_format[1:]
-    return f"""
+SOURCE = _TEMPLATE + "".join(
+    f"""
 extern "C" __global__ void cudakit_nonfinite_{name}(u64* counters, const {cuda_type}* data, u64 count) {{
     count_nonfinite<{cuda_type}>(counters, data, count, {exponent:#x}ull, {mantissa:#x}ull);
 }}
 """
+    for name, (_, cuda_type, exponent, mantissa) in _FORMATS.items()
+)
 
 
-SOURCE = _TEMPLATE + "".join(_kernel(*item) for item in _FORMATS.items())
-
-
-class NonFiniteKernels:
+class NonFiniteKernels(LoadedKernels):
     """The counting kernels of one device, loaded until ``close``."""
 
     def __init__(self, gpu: Kernels) -> None:
-        self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_nonfinite_{name}" for name in FLOATS])
+        super().__init__(gpu, SOURCE, [f"cudakit_nonfinite_{name}" for name in _FORMATS])
 
     def count(self, counters: Ptr, data: Ptr, count: int, dtype: str, stream: Stream) -> None:
         """Add the numbers of NaN and of infinite elements to two 64-bit counters.
 
         ``data`` has ``count`` elements at an address that is a multiple of the element's size.
         """
-        args: tuple[Argument, ...] = (counters, data, np.uint64(count))
-        vector_count = -(-count * np.dtype(_FORMATS[dtype].storage_dtype).itemsize // _VECTOR_BYTES)
+        vector_count = -(-count * _FORMATS[dtype].size_bytes // _VECTOR_BYTES)
         block_count = min(-(-vector_count // _THREADS), _MAX_BLOCKS)
+        args: tuple[Argument, ...] = (counters, data, np.uint64(count))
         name = f"cudakit_nonfinite_{dtype}"
         if block_count:
-            self._kernels.launch(name, args, stream, grid=block_count, block=_THREADS)
-
-    def close(self) -> None:
-        """Unload the kernels, all of which must have finished."""
-        self._kernels.close()
+            self.launch(name, args, stream, grid=block_count, block=_THREADS)
 
 
 def _register_host_kernel(name: str, float_format: _FloatFormat) -> None:
@@ -142,7 +140,6 @@ for _name, _format in _FORMATS.items():
 
 # --- Counts of NaN and infinite elements, and a loss scaler that uses them ------------------------
 
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # The dtype of the real and the imaginary part, by the dtype of a complex array.
 _PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
 
@@ -321,14 +318,14 @@ def _float_view(view: ArrayView, index: int) -> ArrayView:
     Raises UsageError for a layout with gaps or repeated elements, and for a dtype that is not supported.
     """
     dtype = _PART_DTYPES.get(view.dtype, view.dtype)
-    if dtype not in _ITEM_BYTES:
+    if dtype not in _FORMATS:
         if dtype == "bool" or dtype.lstrip("u").startswith("int"):
             return ArrayView(view.ptr, "float32", (0,), (4,))
         raise UsageError(
             f"array {index} has dtype {view.dtype}, whose elements cannot be counted",
-            hint=f"the dtypes are {', '.join((*_ITEM_BYTES, *_PART_DTYPES))}",
+            hint=f"the dtypes are {', '.join((*_FORMATS, *_PART_DTYPES))}",
         )
-    item_bytes, part_count = _ITEM_BYTES[dtype], 2 if view.dtype in _PART_DTYPES else 1
+    item_bytes, part_count = _FORMATS[dtype].size_bytes, 2 if view.dtype in _PART_DTYPES else 1
     dense_stride = item_bytes * part_count
     for stride, extent in sorted(zip(view.strides, view.shape, strict=True)):
         if extent > 1 and stride != dense_stride and view.size:

@@ -135,33 +135,30 @@ def can_store(value_dtype: DType, array_dtype: DType) -> bool:
     return value_dtype.category <= array_dtype.category
 
 
-def _promote_dtypes(first_dtype: DType, second_dtype: DType) -> DType:
-    if first_dtype.category > second_dtype.category:
-        first_dtype, second_dtype = second_dtype, first_dtype
-    if second_dtype.category == COMPLEX:
-        has_float64 = "float64" in (first_dtype.name, second_dtype.name)
-        return complex_of(_FLOAT64 if has_float64 else _wider_dtype(first_dtype, second_dtype))
-    if first_dtype.category < second_dtype.category:
-        return second_dtype
-    if second_dtype.category == FLOAT:
-        return _wider_dtype(first_dtype, second_dtype)
-    common_dtype = np.promote_types(first_dtype.name, second_dtype.name)
-    if (
-        common_dtype.name not in DTYPES
-        or DTYPES[common_dtype.name].category > second_dtype.category
-    ):
+def _promote_dtypes(first: DType, second: DType) -> DType:
+    if first.category > second.category:
+        first, second = second, first
+    if second.category == COMPLEX:
+        has_float64 = "float64" in (first.name, second.name)
+        return complex_of(_FLOAT64 if has_float64 else _wider_dtype(first, second))
+    if first.category < second.category:
+        return second
+    if second.category == FLOAT:
+        return _wider_dtype(first, second)
+    common = DTYPES.get(np.promote_types(first.name, second.name).name)
+    if common is None or common.category > second.category:
         raise UsageError(
-            f"{first_dtype} and {second_dtype} have no common integer type",
+            f"{first} and {second} have no common integer type",
             hint="convert one operand, as in int64(x)",
         )
-    return DTYPES[common_dtype.name]
+    return common
 
 
-def _wider_dtype(first_dtype: DType, second_dtype: DType) -> DType:
+def _wider_dtype(first: DType, second: DType) -> DType:
     """Return the wider of two types; float32 for float16 with bfloat16, neither of which holds the other."""
-    if first_dtype.size_bytes != second_dtype.size_bytes:
-        return max(first_dtype, second_dtype, key=lambda dtype: dtype.size_bytes)
-    return first_dtype if first_dtype is second_dtype else _FLOAT32
+    if first.size_bytes != second.size_bytes:
+        return max(first, second, key=lambda dtype: dtype.size_bytes)
+    return first if first is second else _FLOAT32
 
 
 _BOOL = DTYPES["bool"]
@@ -237,10 +234,7 @@ def _selection_rule(types: Sequence[ValueType]) -> Signature:
 
 
 def _cast_rule(dtype: DType) -> TypeRule:
-    def infer_cast(types: Sequence[ValueType]) -> Signature:
-        return Signature((types[0].dtype,), ValueType(dtype))
-
-    return infer_cast
+    return lambda types: Signature((types[0].dtype,), ValueType(dtype))
 
 
 def _vectorize(function: Callable[[float], float]) -> Callable[[Any], Any]:
@@ -253,9 +247,9 @@ def _vectorize(function: Callable[[float], float]) -> Callable[[Any], Any]:
     return apply
 
 
-def _divide_down(dividend: Any, divisor: Any) -> Any:
-    """Return the quotient rounded down; 0 for a division of integers by 0, as on the device."""
-    return np.floor_divide(dividend, divisor)
+def _only(kinds: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that returns values of other kinds of numpy dtypes unchanged."""
+    return lambda values: function(values) if np.asarray(values).dtype.kind in kinds else values
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -271,43 +265,9 @@ def _power(base: Any, exponent: Any) -> Any:
     )
 
 
-def _shift_left(value: Any, distance: Any) -> Any:
-    return np.left_shift(value, distance)
-
-
-def _shift_right(value: Any, distance: Any) -> Any:
-    return np.right_shift(value, distance)
-
-
-def _reciprocal_square_root(value: Any) -> Any:
-    return np.asarray(1, np.asarray(value).dtype) / np.sqrt(value)
-
-
 def _subtract(first: Any, second: Any) -> Any:
-    if np.asarray(first).dtype == bool:
-        return np.logical_xor(first, second)
-    return np.subtract(first, second)
-
-
-def _negate(value: Any) -> Any:
-    return value if np.asarray(value).dtype == bool else np.negative(value)
-
-
-def _keep_value(value: Any) -> Any:
-    return value
-
-
-def _sign(value: Any) -> Any:
-    return value if np.asarray(value).dtype == bool else np.sign(value)
-
-
-def _rounding_function(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that rounds floats and returns integers unchanged."""
-
-    def apply(values: Any) -> Any:
-        return function(values) if np.asarray(values).dtype.kind == "f" else values
-
-    return apply
+    is_bool = np.asarray(first).dtype == bool
+    return np.logical_xor(first, second) if is_bool else np.subtract(first, second)
 
 
 _ANY_CATEGORY = frozenset({BOOL, INTEGER, FLOAT, COMPLEX})
@@ -326,7 +286,7 @@ _FLOAT_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "log10": np.log10,
     "log1p": np.log1p,
     "sqrt": np.sqrt,
-    "rsqrt": _reciprocal_square_root,
+    "rsqrt": lambda value: np.asarray(1, np.asarray(value).dtype) / np.sqrt(value),
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,
@@ -356,19 +316,19 @@ OPERATIONS: dict[str, Operation] = {
         Operation("subtract", 2, _common_rule, _subtract, _ANY_CATEGORY),
         Operation("multiply", 2, _common_rule, np.multiply, _ANY_CATEGORY),
         Operation("divide", 2, _float_rule, np.divide, _FLOATS_AND_COMPLEX),
-        Operation("floor_divide", 2, _common_rule, _divide_down, _NUMBERS),
+        Operation("floor_divide", 2, _common_rule, np.floor_divide, _NUMBERS),
         Operation("remainder", 2, _common_rule, np.remainder, _NUMBERS),
         Operation("power", 2, _common_rule, _power, _NUMBERS),
-        Operation("negative", 1, _common_rule, _negate, _ANY_CATEGORY),
-        Operation("positive", 1, _common_rule, _keep_value, _ANY_CATEGORY),
+        Operation("negative", 1, _common_rule, _only("iufc", np.negative), _ANY_CATEGORY),
+        Operation("positive", 1, _common_rule, lambda value: value, _ANY_CATEGORY),
         Operation("abs", 1, _real_rule, np.abs, _ANY_CATEGORY),
-        Operation("sign", 1, _common_rule, _sign),
+        Operation("sign", 1, _common_rule, _only("iufc", np.sign)),
         Operation("bitwise_and", 2, _common_rule, np.bitwise_and, _BITS),
         Operation("bitwise_or", 2, _common_rule, np.bitwise_or, _BITS),
         Operation("bitwise_xor", 2, _common_rule, np.bitwise_xor, _BITS),
         Operation("invert", 1, _common_rule, np.invert, _BITS),
-        Operation("left_shift", 2, _common_rule, _shift_left, _INTEGERS),
-        Operation("right_shift", 2, _common_rule, _shift_right, _INTEGERS),
+        Operation("left_shift", 2, _common_rule, np.left_shift, _INTEGERS),
+        Operation("right_shift", 2, _common_rule, np.right_shift, _INTEGERS),
         Operation("equal", 2, _predicate_rule, np.equal, _ANY_CATEGORY),
         Operation("not_equal", 2, _predicate_rule, np.not_equal, _ANY_CATEGORY),
         Operation("less", 2, _predicate_rule, np.less),
@@ -395,14 +355,14 @@ OPERATIONS: dict[str, Operation] = {
             for name, function in _FLOAT_FUNCTIONS.items()
         ),
         *(
-            Operation(name, 1, _common_rule, _rounding_function(function))
+            Operation(name, 1, _common_rule, _only("f", function))
             for name, function in _ROUNDING_FUNCTIONS.items()
         ),
     )
 }
 # Conversions are operations, too: they have the name of a dtype, and no function of numpy.
 CASTS = {
-    name: Operation(name, 1, _cast_rule(dtype), _keep_value, _ANY_CATEGORY)
+    name: Operation(name, 1, _cast_rule(dtype), lambda value: value, _ANY_CATEGORY)
     for name, dtype in DTYPES.items()
 }
 # Functions with the names that they have in an expression.

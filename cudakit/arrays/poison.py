@@ -85,27 +85,14 @@ class Poison:
         gpu, element_bytes = self._gpu, matrix.element.size_bytes
         gpu.fill(self._device_counts, 0, _COUNTS_BYTES, stream)
         pattern = int.from_bytes(bytes([poison_byte(matrix.element)]) * element_bytes, "little")
-        kernel_numbers = (
-            pattern,
-            matrix.rows,
-            matrix.leading,
-            matrix.elements,
-            pitch,
-            pitch * matrices,
-        )
-        args: list[Argument] = [
-            self._device_counts,
-            matrix_address,
-            *map(np.uint64, kernel_numbers),
-            np.int32(element_bytes),
-        ]
+        sizes = (matrix.rows, matrix.leading, matrix.elements, pitch, pitch * matrices)
+        numbers = map(np.uint64, (pattern, *sizes))
+        args: list[Argument] = [self._device_counts, matrix_address, *numbers]
+        args.append(np.int32(element_bytes))
         self._kernels.launch_over("cudakit_count_poison", pitch * matrices, args, stream)
         gpu.copy(self._host_counts, self._device_counts, _COUNTS_BYTES, stream)
         gpu.sync_stream(stream)
-        poison_counts = np.frombuffer(
-            bytes(gpu.host_view(self._host_counts, _COUNTS_BYTES)), np.uint64
-        )
-        return PoisonCounts(*map(int, poison_counts))
+        return PoisonCounts(*gpu.host_view(self._host_counts, _COUNTS_BYTES).cast("Q"))
 
     def close(self) -> None:
         """Free the buffers and unload the kernel."""

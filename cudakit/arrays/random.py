@@ -18,7 +18,7 @@ from cudakit.arrays import random_kernel_source, random_values
 from cudakit.arrays.launch import LoadedKernels
 from cudakit.arrays.random_values import Counter, round_to_dtype
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Argument, Kernel, Kernels, Ptr, Stream
+from cudakit.gpu.api import Argument, Gpu, Kernel, Ptr, Stream
 from cudakit.gpu.api.arrays import BF16, Launch, decode, host_kernel
 
 SOURCE = random_kernel_source.SOURCE
@@ -72,8 +72,9 @@ class Draw:
 
 
 @lru_cache(_CACHED_DRAWS)
-def bits_draw(size_bytes: int) -> Draw:
-    """Return the Draw (kernel and parameters) that generates random bytes."""
+def bits_draw(count: int, dtype: str = "uint8") -> Draw:
+    """Return the draw of random bits for elements of a dtype."""
+    size_bytes = count * (BF16.size_bytes if dtype == "bfloat16" else np.dtype(dtype).itemsize)
     return Draw("bits", size_bytes, (), -(-size_bytes // 16))
 
 
@@ -138,10 +139,7 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
 
 @lru_cache(_CACHED_DRAWS)
 def permutation_draw(size: int, dtype: str) -> Draw:
-    """Return the Draw (kernel and parameters) that generates a permutation of 0 to ``size`` - 1.
-
-    Raises UsageError if the dtype is too small.
-    """
+    """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
     _check_dtype(dtype, INTEGERS, "permutation")
     dtype_limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
     if size > dtype_limits.max + 1:
@@ -153,34 +151,35 @@ def permutation_draw(size: int, dtype: str) -> Draw:
 
 
 class RandomKernels:
-    """The random kernels of one device, loaded until ``close``."""
+    """The random kernels of one device, loaded at their first use, also during a stream capture."""
 
-    def __init__(self, gpu: Kernels) -> None:
-        self._gpu = gpu
-        self._kernels = LoadedKernels(gpu, SOURCE, _NAMES)
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
 
-    def fill(self, destination: Ptr, draw: Draw, start: Counter, stream: Stream) -> None:
-        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
-        _launch(self._kernels, destination, draw, start, NO_COUNTER, stream)
-
-    def fill_from_stored_counter(
-        self, destination: Ptr, draw: Draw, address: Ptr, stream: Stream
+    def fill(
+        self,
+        destination: Ptr,
+        draw: Draw,
+        start: Counter,
+        stream: Stream,
+        stored_counter: Ptr = NO_COUNTER,
     ) -> None:
-        """Enqueue the kernel of a draw. The kernel reads the counter at ``address``, and advances it."""
-        _launch(self._stored_kernels, destination, draw, Counter(0, 0, 0), address, stream)
+        """Enqueue the kernel of a draw from block ``start``. A draw of 0 elements launches nothing.
 
-    def load_stored_kernels(self) -> None:
-        """Load the kernels that read the counter from device memory.
-
-        During a stream capture, call this in a block of ``gpu.relaxed()``: loading is not part of the
-        graph.
+        With the address of a ``stored_counter``, the kernel starts there instead, and advances it.
         """
-        _ = self._stored_kernels
+        words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
+        args: list[Argument] = [destination, *words, stored_counter, np.uint64(draw.blocks)]
+        args += draw.parameters
+        if draw.cuda_blocks:
+            kernels = self._stored_kernels if stored_counter else self._kernels
+            grid, block = draw.cuda_blocks, random_kernel_source.THREADS
+            kernels.launch(f"cudakit_random_{draw.kernel}", args, stream, grid=grid, block=block)
 
     def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
         """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""
-        counter_words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
-        self._kernels.launch("cudakit_random_store_counter", (address, *counter_words), stream)
+        words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
+        self._kernels.launch("cudakit_random_store_counter", (address, *words), stream)
 
     def kernel(self, draw: Draw, *, has_stored_counter: bool) -> Kernel:
         """Return the loaded kernel of a draw that starts at an argument, or at a stored counter."""
@@ -188,35 +187,21 @@ class RandomKernels:
         return kernels.kernel(f"cudakit_random_{draw.kernel}")
 
     @cached_property
+    def _kernels(self) -> LoadedKernels:
+        with self.gpu.relaxed():
+            return LoadedKernels(self.gpu, SOURCE, _NAMES)
+
+    @cached_property
     def _stored_kernels(self) -> LoadedKernels:
         """The kernels that read the counter from device memory."""
-        return LoadedKernels(self._gpu, random_kernel_source.STORED_COUNTER_SOURCE, _NAMES)
+        with self.gpu.relaxed():
+            return LoadedKernels(self.gpu, random_kernel_source.STORED_COUNTER_SOURCE, _NAMES)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
-        self._kernels.close()
-        if "_stored_kernels" in self.__dict__:
-            self._stored_kernels.close()
-
-
-def _launch(
-    kernels: LoadedKernels,
-    destination: Ptr,
-    draw: Draw,
-    start: Counter,
-    stored_counter: Ptr,
-    stream: Stream,
-) -> None:
-    """Enqueue the kernel of a draw, unless the draw has no elements."""
-    counter_words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
-    draw_blocks = np.uint64(draw.blocks)
-    args: list[Argument] = [destination, *counter_words, stored_counter, draw_blocks]
-    args += draw.parameters
-    if draw.cuda_blocks:
-        name = f"cudakit_random_{draw.kernel}"
-        kernels.launch(
-            name, args, stream, grid=draw.cuda_blocks, block=random_kernel_source.THREADS
-        )
+        for name in ("_kernels", "_stored_kernels"):
+            if kernels := self.__dict__.pop(name, None):
+                kernels.close()
 
 
 def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Counter) -> None:
@@ -268,17 +253,6 @@ def _next_smaller(value: float, dtype: str) -> float:
     return float(np.array([smaller_bits << 16], np.uint32).view(np.float32)[0])
 
 
-def _permutation_values(
-    first_index: int,
-    element_count: int,
-    start_counter: Counter,
-    size: np.uint64,
-    left_bits: np.int32,  # noqa: ARG001 the size gives them
-    right_bits: np.int32,  # noqa: ARG001
-) -> npt.NDArray[Any]:
-    return random_values.permutation(first_index, element_count, start_counter, int(size))
-
-
 # The numpy function of each kernel, by the name of the kernel without its prefix.
 _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
     "bits": random_values.bits,
@@ -286,7 +260,7 @@ _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
     **{f"uniform_{dtype}": partial(random_values.uniform, dtype) for dtype in FLOATS},
     **{f"normal_{dtype}": partial(random_values.normal, dtype) for dtype in FLOATS},
     **{f"integers_{item_bytes}": random_values.integers for item_bytes in (1, 2, 4, 8)},
-    **{f"permutation_{item_bytes}": _permutation_values for item_bytes in (1, 2, 4, 8)},
+    **{f"permutation_{item_bytes}": random_values.permutation for item_bytes in (1, 2, 4, 8)},
 }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from cudakit.arrays import random_values
-from cudakit.arrays import random_values as philox
 
 THREADS = 256  # threads of a CUDA block
 
@@ -21,19 +20,20 @@ def _table(name: str, coefficients: Sequence[float], *, is_fp64: bool) -> str:
 
 
 _TABLES = "".join(
-    (
-        _table("LOG_FP32", random_values.LOG_FP32, is_fp64=False),
-        _table("SIN_FP32", random_values.SIN_FP32, is_fp64=False),
-        _table("COS_FP32", random_values.COS_FP32, is_fp64=False),
-        _table("LN2_FP32", (random_values.LN2_HIGH, random_values.LN2_LOW), is_fp64=False),
-        _table("RADIANS_FP32", (random_values.RADIANS_FP32,), is_fp64=False),
-        _table("LOG_P_FP64", random_values.LOG_P_FP64, is_fp64=True),
-        _table("LOG_Q_FP64", random_values.LOG_Q_FP64, is_fp64=True),
-        _table("SIN_FP64", random_values.SIN_FP64, is_fp64=True),
-        _table("COS_FP64", random_values.COS_FP64, is_fp64=True),
-        _table("LN2_FP64", (random_values.LN2_HIGH, random_values.LN2_LOW), is_fp64=True),
-        _table("RADIANS_FP64", (random_values.RADIANS_FP64,), is_fp64=True),
-    )
+    _table(name, coefficients, is_fp64=name.endswith("64"))
+    for name, coefficients in {
+        "LOG_FP32": random_values.LOG_FP32,
+        "SIN_FP32": random_values.SIN_FP32,
+        "COS_FP32": random_values.COS_FP32,
+        "LN2_FP32": (random_values.LN2_HIGH, random_values.LN2_LOW),
+        "RADIANS_FP32": (random_values.RADIANS_FP32,),
+        "LOG_P_FP64": random_values.LOG_P_FP64,
+        "LOG_Q_FP64": random_values.LOG_Q_FP64,
+        "SIN_FP64": random_values.SIN_FP64,
+        "COS_FP64": random_values.COS_FP64,
+        "LN2_FP64": (random_values.LN2_HIGH, random_values.LN2_LOW),
+        "RADIANS_FP64": (random_values.RADIANS_FP64,),
+    }.items()
 )
 
 # Parameters of all kernels that write numbers. The simulated device reads their sizes from the source.
@@ -437,7 +437,7 @@ extern "C" __global__ void cudakit_random_permutation_{item_bytes}(
 
 SOURCE = "".join(
     (
-        philox.SOURCE,
+        random_values.SOURCE,
         f"#define WARP 32\n#define THREADS {THREADS}\n",
         f"#define ATTEMPT_SHIFT {random_values.ATTEMPT_SHIFT}\n",
         f"#define ROUNDS {random_values.ROUNDS}\n",

@@ -105,12 +105,10 @@ def uniform(
 ) -> Values:
     """Return uniform values in [low, high); ``scale`` is low, high - low and the largest value below high."""
     low, value_range, largest_value = scale
-    unit_values = _UNIT_VALUES[dtype]
 
     def convert(words: Words) -> Values:
-        return round_to_dtype(
-            np.minimum(low + value_range * unit_values(words), largest_value), dtype
-        )
+        values = low + value_range * _unit_values(words, dtype)
+        return round_to_dtype(np.minimum(values, largest_value), dtype)
 
     return _convert_words(
         first_index, element_count, start_counter, elements_per_block(dtype), convert
@@ -184,12 +182,19 @@ def wide_integers(
     return low + _draw_integers(first_index, element_count, start_counter, 2, draw)
 
 
-def permutation(first_index: int, element_count: int, start_counter: Counter, size: int) -> Values:
-    """Return elements of a permutation of 0 to ``size`` - 1."""
+def permutation(
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
+    size: np.uint64,
+    left_bits: np.int32,
+    right_bits: np.int32,
+) -> Values:
+    """Return elements of a permutation of 0 to ``size`` - 1; the bits are those of ``domain_bits``."""
+    half_widths = int(left_bits), int(right_bits)
     round_keys = philox(
         start_counter.position, PERMUTATION_BLOCKS, start_counter.sequence, start_counter.seed
     ).reshape(-1)
-    half_widths = domain_bits(size)
     is_small = sum(half_widths) == MIN_DOMAIN_BITS
     # For a small size, values pass through the network many times: a table of the small domain is faster.
     permuted_domain = _permute_domain(
@@ -243,20 +248,15 @@ def _convert_words(
     return convert(words.reshape(-1))[skipped_elements : skipped_elements + element_count]
 
 
-def _unit_values_fp32(words: Words) -> Values:
-    return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
-
-
-def _unit_values_fp64(words: Words) -> Values:
-    return _integers_of_53_bits(words).astype(np.float64) * 2.0**-53
-
-
-def _unit_values_fp16(words: Words) -> Values:
-    return (words.view(np.uint16) >> np.uint16(5)).astype(np.float32) * np.float32(2**-11)
-
-
-def _unit_values_bf16(words: Words) -> Values:
-    return (words.view(np.uint16) >> np.uint16(8)).astype(np.float32) * np.float32(2**-8)
+def _unit_values(words: Words, dtype: str) -> Values:
+    """Return multiples of a power of 2 in [0, 1)."""
+    if dtype == "float64":
+        return _integers_of_53_bits(words).astype(np.float64) * 2.0**-53
+    if dtype == "float32":
+        return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+    dropped_bits = 5 if dtype == "float16" else 8
+    integers_ = words.view(np.uint16) >> np.uint16(dropped_bits)
+    return integers_.astype(np.float32) * np.float32(2.0 ** (dropped_bits - 16))
 
 
 def _integers_of_53_bits(words: Words) -> Values:
@@ -387,14 +387,6 @@ def _mix_bits(words: Words) -> Words:
     return words ^ words >> np.uint32(16)
 
 
-_UNIT_VALUES = {
-    "float64": _unit_values_fp64,
-    "float32": _unit_values_fp32,
-    "float16": _unit_values_fp16,
-    "bfloat16": _unit_values_bf16,
-}
-
-
 # --- Philox4x32-10: counter-based random numbers, equal in numpy and on the device ----------------
 #
 # Each number of a sequence is a function of its position and a key, so threads need no shared state (J. K.
@@ -460,18 +452,14 @@ def philox(
     ]
     round_keys = [key & 0xFFFFFFFF, key >> 32]
     for _ in range(_ROUNDS):
-        words = _round(words, round_keys)
+        a, b = words[0] * np.uint64(_MULTIPLIERS[0]), words[2] * np.uint64(_MULTIPLIERS[1])
+        words = [
+            (b >> _WORD_BITS) ^ words[1] ^ np.uint64(round_keys[0]),
+            b & _LOW_WORD_MASK,
+            (a >> _WORD_BITS) ^ words[3] ^ np.uint64(round_keys[1]),
+            a & _LOW_WORD_MASK,
+        ]
         round_keys = [
             (k + step) & 0xFFFFFFFF for k, step in zip(round_keys, _INCREMENTS, strict=True)
         ]
     return np.stack(words, axis=1).astype(np.uint32)
-
-
-def _round(words: list[npt.NDArray[Any]], keys: list[int]) -> list[npt.NDArray[Any]]:
-    a, b = (words[2 * i] * np.uint64(_MULTIPLIERS[i]) for i in range(2))
-    return [
-        (b >> _WORD_BITS) ^ words[1] ^ np.uint64(keys[0]),
-        b & _LOW_WORD_MASK,
-        (a >> _WORD_BITS) ^ words[3] ^ np.uint64(keys[1]),
-        a & _LOW_WORD_MASK,
-    ]

@@ -155,36 +155,6 @@ def plan_softmax(values: ArrayView, output: ArrayView) -> LaunchPlan:
     UsageError for other arrays, and for integers and complex numbers.
     """
     dtype = dtype_of(values.dtype)
-    _check_arrays(output, values, dtype)
-    row_count, column_count = (1, *values.shape)[-2:]
-    strides = [(0, *view.strides)[-2] for view in (output, values)]
-    vector_size = _VECTOR_BYTES // dtype.size_bytes
-    while vector_size > 1 and (
-        column_count % vector_size
-        or any(
-            offset % (vector_size * dtype.size_bytes)
-            for offset in (output.ptr, values.ptr, *strides)
-        )
-    ):
-        vector_size //= 2
-    row_threads = _MIN_ROW_THREADS
-    while row_threads < _MAX_THREADS and column_count > (
-        row_threads * vector_size * _VECTORS_BEFORE_MORE_THREADS
-    ):
-        row_threads *= 2
-    vector_count = -(-column_count // (row_threads * vector_size))
-    fits_registers = vector_count * vector_size <= _MAX_ELEMENTS
-    block_threads = max(row_threads, _BLOCK_THREADS)
-    name, source = _source(
-        dtype, vector_size, vector_count if fits_registers else 0, row_threads, block_threads
-    )
-    _register_host_kernel(name, dtype)
-    sizes = (np.int64(row_count), np.int64(column_count), *map(np.int64, strides))
-    block_count = -(-row_count // (block_threads // row_threads)) if column_count else 0
-    return LaunchPlan(source, name, block_count, block_threads, (Address(1), Address(0), *sizes))
-
-
-def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:
     if dtype.category != FLOAT:
         raise UsageError(f"softmax needs floating-point numbers, not {dtype}")
     if (output.dtype, output.shape) != (values.dtype, values.shape) or output.read_only:
@@ -196,24 +166,37 @@ def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:
         view.strides[-1] != dtype.size_bytes and view.shape[-1] > 1 for view in (output, values)
     ):
         raise UsageError("softmax needs one or two dimensions, the last one contiguous")
-
-
-def _source(
-    dtype: DType, vector_size: int, vector_count: int, row_threads: int, block_threads: int
-) -> tuple[str, str]:
-    """Return the name and the CUDA C++ source of the kernel."""
+    row_count, column_count = (1, *values.shape)[-2:]
+    strides = [(0, *view.strides)[-2] for view in (output, values)]
+    offsets = (output.ptr, values.ptr, *strides)
+    width = _VECTOR_BYTES // dtype.size_bytes
+    while width > 1 and (
+        column_count % width or any(offset % (width * dtype.size_bytes) for offset in offsets)
+    ):
+        width //= 2
+    row_threads = _MIN_ROW_THREADS
+    while row_threads < _MAX_THREADS and column_count > (
+        row_threads * width * _VECTORS_BEFORE_MORE_THREADS
+    ):
+        row_threads *= 2
+    vector_count = -(-column_count // (row_threads * width))
+    threads = max(row_threads, _BLOCK_THREADS)
     body = _SOURCE
     for placeholder, value in {
         "COMPUTE": dtype.compute_type,
         "STORAGE": dtype.storage_type,
         "ROW_THREADS_VALUE": row_threads,
-        "WIDTH_VALUE": vector_size,
-        "VECTORS_VALUE": vector_count,
-        "BLOCK_VALUE": block_threads,
+        "WIDTH_VALUE": width,
+        "VECTORS_VALUE": vector_count if vector_count * width <= _MAX_ELEMENTS else 0,
+        "BLOCK_VALUE": threads,
     }.items():
         body = body.replace(placeholder, str(value))
     name = f"cudakit_softmax_{sha256(body.encode()).hexdigest()[:16]}"
-    return name, f"{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}"
+    source = f"{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}"
+    _register_host_kernel(name, dtype)
+    sizes = (np.int64(row_count), np.int64(column_count), *map(np.int64, strides))
+    blocks = -(-row_count // (threads // row_threads)) if column_count else 0
+    return LaunchPlan(source, name, blocks, threads, (Address(1), Address(0), *sizes))
 
 
 def _register_host_kernel(name: str, dtype: DType) -> None:
@@ -261,12 +244,6 @@ def softmax(x: Any, *, out: Any = None, stream: object = None) -> Any:
     return _shared_call()(x, out=out, stream=stream)
 
 
-@cache
-def _shared_call() -> _SoftmaxCall:
-    """Return the one callable of the process, so that all calls share its prepared launches."""
-    return _SoftmaxCall()
-
-
 class _SoftmaxCall(FastCall):
     """The softmax kernels of all devices; equal calls are launched without Python code."""
 
@@ -299,6 +276,10 @@ class _SoftmaxCall(FastCall):
         )
 
 
+# All calls of the process share the prepared launches of one callable.
+_shared_call = cache(_SoftmaxCall)
+
+
 def _rows_of(view: ArrayView, name: str) -> ArrayView:
     """Return an array of more than two dimensions as the matrix of its rows.
 
@@ -306,16 +287,13 @@ def _rows_of(view: ArrayView, name: str) -> ArrayView:
     """
     if len(view.shape) <= 2:
         return view
-    expected_strides = contiguous_strides(view.shape, element_bytes(view))
+    dense = contiguous_strides(view.shape, element_bytes(view))
     if any(
-        extent > 1 and stride != expected_stride
-        for extent, stride, expected_stride in zip(
-            view.shape, view.strides, expected_strides, strict=True
-        )
+        extent > 1 and stride != dense_stride
+        for extent, stride, dense_stride in zip(view.shape, view.strides, dense, strict=True)
     ):
         raise UsageError(
             f"{name} has {len(view.shape)} dimensions and is not contiguous", hint="copy the array"
         )
-    column_count = view.shape[-1]
-    shape = (math.prod(view.shape[:-1]), column_count)
+    shape = (math.prod(view.shape[:-1]), view.shape[-1])
     return replace(view, shape=shape, strides=contiguous_strides(shape, element_bytes(view)))

@@ -37,12 +37,11 @@ extern "C" __global__ void cudakit_empty() {}
 """
 
 
-class Spin:
+class Spin(LoadedKernels):
     """The spin kernels of one device, with one thread each."""
 
     def __init__(self, gpu: Kernels) -> None:
-        kernel_names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_empty")
-        self._kernels = LoadedKernels(gpu, SOURCE, kernel_names)
+        super().__init__(gpu, SOURCE, ("cudakit_spin_until", "cudakit_spin_for", "cudakit_empty"))
 
     def until(self, release_word: Ptr, timed_out: Ptr, limit_ns: int, stream: Stream) -> None:
         """Spin until the 32-bit word ``release_word`` in pinned memory is not 0.
@@ -50,21 +49,15 @@ class Spin:
         After ``limit_ns`` the kernel sets the word ``timed_out`` to 1 and ends, so that the device never
         hangs.
         """
-        self._kernels.launch(
-            "cudakit_spin_until", (release_word, timed_out, np.uint64(limit_ns)), stream
-        )
+        self.launch("cudakit_spin_until", (release_word, timed_out, np.uint64(limit_ns)), stream)
 
     def for_(self, duration_ns: int, stream: Stream) -> None:
         """Spin for a duration."""
-        self._kernels.launch("cudakit_spin_for", (np.uint64(duration_ns),), stream)
+        self.launch("cudakit_spin_for", (np.uint64(duration_ns),), stream)
 
     def empty(self, stream: Stream) -> None:
         """Launch an empty kernel."""
-        self._kernels.launch("cudakit_empty", (), stream)
-
-    def close(self) -> None:
-        """Unload the kernels."""
-        self._kernels.close()
+        self.launch("cudakit_empty", (), stream)
 
 
 @host_kernel("cudakit_spin_until")

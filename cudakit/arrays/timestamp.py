@@ -31,19 +31,15 @@ extern "C" __global__ void cudakit_timestamp(ulonglong2* stamps, u32 count) {
 """
 
 
-class Timestamp:
+class Timestamp(LoadedKernels):
     """The timestamp kernel of one device."""
 
     def __init__(self, gpu: Kernels) -> None:
-        self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_timestamp"])
+        super().__init__(gpu, SOURCE, ["cudakit_timestamp"])
 
     def stamp(self, stamps: Ptr, count: int, stream: Stream) -> None:
         """Write the timestamps of up to ``count`` SMs by SM index; an SM that runs no block writes none."""
-        self._kernels.launch("cudakit_timestamp", (stamps, np.uint32(count)), stream, grid=count)
-
-    def close(self) -> None:
-        """Unload the kernel."""
-        self._kernels.close()
+        self.launch("cudakit_timestamp", (stamps, np.uint32(count)), stream, grid=count)
 
 
 def clock_hz(first_stamps: memoryview, last_stamps: memoryview) -> float | None:
