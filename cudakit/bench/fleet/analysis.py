@@ -64,7 +64,17 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     If a file has the result of another GPU than its name says, the result is a finding, and is not
     compared.
     """
-    failures, wrong_gpus = tuple(_failures(hosts)), wrong_gpu_findings(hosts)
+    failures: list[Finding] = []
+    for host in hosts:
+        facts = host.facts
+        if facts.error:
+            failures.append(Finding("failed", Subject("host", host.name), facts.error, facts.hint))
+        failures += [
+            Finding("failed", Subject("gpu", host.name, gpu.index), gpu.error, gpu.hint)
+            for gpu in host.gpus
+            if gpu.error
+        ]
+    wrong_gpus = wrong_gpu_findings(hosts)
     hosts = _without_wrong_results(hosts, wrong_gpus)
     comparisons = compare_figures([figure for host in hosts for figure in _figures_of_host(host)])
     gpus = [gpu for host in hosts for gpu in host.gpus]
@@ -128,10 +138,6 @@ class FleetFigure:
     def key(self) -> tuple[object, ...]:
         """The properties that comparable figures share."""
         return (self.subject.kind, self.name, self.group, self.unit, *sorted(self.axes.items()))
-
-    @property
-    def higher_is_better(self) -> bool:
-        return self.unit != "s"
 
 
 def _figures_of_host(host: FleetHost) -> Iterator[FleetFigure]:
@@ -217,37 +223,36 @@ def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...
         groups.setdefault(figure.key, []).append(figure)
     comparisons: list[PeerComparison] = []
     for group in groups.values():
-        is_rate = group[0].higher_is_better
+        is_rate = group[0].unit != "s"
         all_peers = compare_with_peers(
             [figure.value for figure in group],
             higher_is_better=is_rate,
             tolerance=RATE_TOLERANCE if is_rate else TIME_TOLERANCE,
         )
         # There are no statistics for a single figure.
-        comparisons += map(_comparison, group, all_peers)
+        for figure, peers in zip(group, all_peers, strict=False):
+            share = figure.value / peers.peer_median if peers.peer_median else 1.0
+            # If the peers' median is in the CI of the figure, chance may explain the difference.
+            low, high = (1.0, 0.0) if isinstance(figure.ci95, Unavailable) else figure.ci95
+            comparisons.append(
+                PeerComparison(
+                    subject=figure.subject,
+                    figure=figure.name,
+                    axes=figure.axes,
+                    group=figure.group,
+                    unit=figure.unit,
+                    value=figure.value,
+                    ci95=figure.ci95,
+                    peer_count=peers.peer_count,
+                    peer_median=peers.peer_median,
+                    peer_mad=peers.peer_mad,
+                    limit=peers.limit,
+                    of_peers=share if is_rate or not share else 1 / share,
+                    is_slow=peers.has_outlier(figure.value, higher_is_better=is_rate)
+                    and not low <= peers.peer_median <= high,
+                )
+            )
     return tuple(comparisons)
-
-
-def _comparison(figure: FleetFigure, peers: PeerStatistics) -> PeerComparison:
-    share = figure.value / peers.peer_median if peers.peer_median else 1.0
-    # If the peers' median is in the CI of the figure, chance may explain the difference.
-    low, high = (1.0, 0.0) if isinstance(figure.ci95, Unavailable) else figure.ci95
-    return PeerComparison(
-        subject=figure.subject,
-        figure=figure.name,
-        axes=figure.axes,
-        group=figure.group,
-        unit=figure.unit,
-        value=figure.value,
-        ci95=figure.ci95,
-        peer_count=peers.peer_count,
-        peer_median=peers.peer_median,
-        peer_mad=peers.peer_mad,
-        limit=peers.limit,
-        of_peers=share if figure.higher_is_better or not share else 1 / share,
-        is_slow=peers.has_outlier(figure.value, higher_is_better=figure.higher_is_better)
-        and not low <= peers.peer_median <= high,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,15 +290,6 @@ def compare_with_peers(
 
 
 # --- findings ---------------------------------------------------------------------------------------
-
-
-def _failures(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
-    for host in hosts:
-        if host.facts.error:
-            yield Finding("failed", Subject("host", host.name), host.facts.error, host.facts.hint)
-        for gpu in host.gpus:
-            if gpu.error:
-                yield Finding("failed", Subject("gpu", host.name, gpu.index), gpu.error, gpu.hint)
 
 
 def wrong_gpu_findings(hosts: Sequence[FleetHost]) -> tuple[Finding, ...]:
@@ -408,16 +404,14 @@ def _unusual_conditions(
     The conditions of a GPU are the warnings about its environment, and facts that most GPUs of the model do
     not share. The conditions of a host are those that all its GPUs share.
     """
-    facts_by_model: dict[str, list[dict[str, str]]] = {}
-    measured = _measured_gpus(hosts)
-    for gpu in measured:
-        facts = _comparable_facts(gpu.suite.bench.results[0].environment)
-        facts_by_model.setdefault(gpu.model, []).append(facts)
+    measured = [
+        (gpu, _comparable_facts(gpu.suite.bench.results[0].environment))
+        for gpu in _measured_gpus(hosts)
+    ]
     conditions: dict[tuple[str, int | None], tuple[str, ...]] = {}
-    for gpu in measured:
+    for gpu, facts in measured:
         warnings = environment_warnings(environments(gpu.suite.bench.results))
-        facts = _comparable_facts(gpu.suite.bench.results[0].environment)
-        facts_of_all = facts_by_model[gpu.model]
+        facts_of_all = [other for peer, other in measured if peer.model == gpu.model]
         rare = []
         for name, fact in facts.items():
             counts = Counter(other.get(name, "") for other in facts_of_all)
