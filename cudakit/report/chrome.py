@@ -80,21 +80,18 @@ class _Writer:
         groups = self._timeline.groups
         has_processes = len({group.process for group in groups}) > 1
         for group in groups:
-            process_text = (
-                f" of process {group.process}" if group.is_device and has_processes else ""
-            )
             pid = group.number
-            yield _metadata(
-                "process_name", pid, 0, name=f"{group.name}{process_text}{group.remark}"
-            )
+            of_process = f" of process {group.process}" if group.is_device and has_processes else ""
+            name = f"{group.name}{of_process}{group.remark}"
+            yield _metadata("process_name", pid, 0, "name", name)
             if group.label:
-                yield _metadata("process_labels", pid, 0, labels=group.label)
+                yield _metadata("process_labels", pid, 0, "labels", group.label)
             place = _FIRST_DEVICE_PLACE + pid if group.is_device else pid
-            yield _metadata("process_sort_index", pid, 0, sort_index=place)
+            yield _metadata("process_sort_index", pid, 0, "sort_index", place)
         for index, track in enumerate(self._timeline.tracks):
             pid = groups[track.group].number
-            yield _metadata("thread_name", pid, track.number, name=track.name)
-            yield _metadata("thread_sort_index", pid, track.number, sort_index=index)
+            yield _metadata("thread_name", pid, track.number, "name", track.name)
+            yield _metadata("thread_sort_index", pid, track.number, "sort_index", index)
 
     def _spans(self, spans: Spans) -> Iterator[Iterable[str]]:
         for rows in row_blocks(len(spans.start_ns), _BLOCK_ROWS):
@@ -231,7 +228,6 @@ def _quote(text: str) -> str:
     return json.dumps(printable_text(text), ensure_ascii=False)
 
 
-def _metadata(kind: str, pid: int, tid: int, **argument: str | int) -> str:
-    ((key, value),) = argument.items()
+def _metadata(kind: str, pid: int, tid: int, key: str, value: str | int) -> str:
     text = _quote(value) if isinstance(value, str) else value
     return f'{{"ph":"M","name":"{kind}","pid":{pid},"tid":{tid},"ts":0,"args":{{"{key}":{text}}}}}'

@@ -320,10 +320,9 @@ def leaf(stack: Stack) -> Frame | None:
     """
     if not stack.frames:
         return None
-    is_inside = stack.distinct_index is not None and stack.distinct_index < max(stack.site, 0)
-    frame = stack.frames[
-        stack.distinct_index if is_inside and stack.distinct_index is not None else 0
-    ]
+    distinct = stack.distinct_index
+    is_inside = distinct is not None and distinct < max(stack.site, 0)
+    frame = stack.frames[distinct if is_inside and distinct is not None else 0]
     return None if frame == site(stack) else frame
 
 

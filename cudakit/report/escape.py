@@ -71,16 +71,18 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
 
 def join(children: Iterable[Child]) -> Markup:
     """Return elements and texts as one Markup."""
-    return Markup("".join(_child_markup(child) for child in children if child is not None))
+    return Markup(
+        "".join(
+            child if isinstance(child, Markup) else escape(child)
+            for child in children
+            if child is not None
+        )
+    )
 
 
 def escape(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
     """Escape markup and invisible characters, and cut the text to ``limit`` characters."""
     return Markup(html.escape(shorten(escape_invisible(text[: limit + 1]), limit)))
-
-
-def _child_markup(child: str) -> str:
-    return child if isinstance(child, Markup) else escape(child)
 
 
 def _attribute_text(key: str, value: Attribute) -> str:
@@ -90,15 +92,9 @@ def _attribute_text(key: str, value: Attribute) -> str:
     if value is True:
         return f" {name}"
     text = str(value) if isinstance(value, str | int) else f"{value:.6g}"
-    if name == "style" or name.startswith("on") or (name == "href" and not _is_local_link(text)):
+    is_external = name == "href" and not text.startswith(("#", "data:,"))
+    if name == "style" or name.startswith("on") or is_external:
         raise ValueError(f'{name}="{text}" violates the page\'s content-security policy')
-    return f' {name}="{escape(text, limit=_length_limit(name))}"'
-
-
-def _length_limit(attribute: str) -> int:
     # The data of a path and a content-security policy are long, and contain no text of a user.
-    return 1 << 30 if attribute in {"d", "content"} else TITLE_LIMIT
-
-
-def _is_local_link(link: str) -> bool:
-    return link.startswith(("#", "data:,"))
+    limit = 1 << 30 if name in {"d", "content"} else TITLE_LIMIT
+    return f' {name}="{escape(text, limit=limit)}"'

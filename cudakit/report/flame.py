@@ -67,10 +67,7 @@ def collapsed(graph: Flames) -> Iterator[str]:
         for stack, weight in flame.stacks:
             for frame in stack:
                 if frame not in label_by_frame:
-                    label_by_frame[frame] = _label(frame)
+                    label = printable_text(frame_text(frame)).replace(";", ":").strip()
+                    label_by_frame[frame] = label or "?"
             lines.append(f"{prefix}{';'.join(map(label_by_frame.__getitem__, stack))} {weight}\n")
         yield "".join(lines)
-
-
-def _label(frame: Frame) -> str:
-    return printable_text(frame_text(frame)).replace(";", ":").strip() or "?"

@@ -242,27 +242,17 @@ def _note_element(note: Note) -> Markup:
 
 def _facts_element(facts: Facts) -> Markup:
     """Return labelled values: short ones as cards, and one below the other if one of them is long."""
-    previous_labels = (None, *(label for label, _ in facts.rows[:-1]))
-    fact_elements = (
-        element(
-            "div",
-            element("dt", "" if label == previous_label else label),
-            element("dd", fact(value)),
-        )
-        for previous_label, (label, value) in zip(previous_labels, facts.rows, strict=True)
-    )
-    has_long_value = any(_is_long(value) for _, value in facts.rows)
-    return element("dl", *fact_elements, class_="facts list" if has_long_value else "facts")
-
-
-def _is_long(value: Value) -> bool:
-    match value:
-        case Stack() | Frame():
-            return True
-        case Text(sentence) | Unavailable(sentence):
-            return len(sentence) > _MAX_SHORT_TEXT
-        case _:
-            return False
+    rows, previous, has_long_value = [], None, False
+    for label, value in facts.rows:
+        shown_label = "" if label == previous else label
+        rows.append(element("div", element("dt", shown_label), element("dd", fact(value))))
+        previous = label
+        match value:
+            case Stack() | Frame():
+                has_long_value = True
+            case Text(sentence) | Unavailable(sentence):
+                has_long_value |= len(sentence) > _MAX_SHORT_TEXT
+    return element("dl", *rows, class_="facts list" if has_long_value else "facts")
 
 
 def _view_element(view: View, place: Place) -> Markup:
@@ -380,10 +370,8 @@ def _stack_element(stack: Stack) -> Markup:
         )
         for frame in stack.frames[:_MAX_FRAMES]
     )
-    hidden_count = len(stack.frames) - _MAX_FRAMES
-    hidden_frames = (
-        element("li", f"{hidden_count:,} more frames", class_="muted") if hidden_count > 0 else None
-    )
+    hidden = len(stack.frames) - _MAX_FRAMES
+    hidden_frames = element("li", f"{hidden:,} more frames", class_="muted") if hidden > 0 else None
     # The innermost frame if it is not the call site, and the caller that distinguishes the stack.
     summary: list[str] = [_frame_element(call_site)]
     for arrow, frame in ((" → ", leaf(stack)), (" ← … ", distinct_caller(stack))):
@@ -401,8 +389,5 @@ def _frame_element(frame: Frame, *, full_path: bool = False) -> Markup:
     """Return the function, file and line of a frame; ``full_path`` selects the full path."""
     location = f"{frame.filename}:{frame.line}" if full_path and frame.line else format_place(frame)
     function_element = element("span", frame.name or "?", class_="function")
-    return join(
-        (function_element, " ", element("span", location, class_="place"))
-        if location
-        else (function_element,)
-    )
+    place = (" ", element("span", location, class_="place")) if location else ()
+    return join((function_element, *place))

@@ -63,26 +63,18 @@ def pack(arrays: Mapping[str, Array]) -> tuple[list[dict[str, Any]], str]:
     """
     descriptions, planes = [], []
     for name, array in arrays.items():
-        values, is_sum = _differences(np.asarray(array))
+        values = np.asarray(array)
+        is_sum = False
+        if values.dtype != np.uint8 and len(values) >= 2:
+            differences = np.diff(values.astype(np.int64), prepend=0)
+            if differences[1:].min() >= 0:
+                values, is_sum = differences, True
         type_name = _smallest_type(values)
         descriptions.append({"name": name, "type": type_name, "length": len(values), "sum": is_sum})
-        little_endian_values = values.astype(np.dtype(_ARRAY_TYPES[type_name]).newbyteorder("<"))
-        planes.append(
-            little_endian_values.view(np.uint8)
-            .reshape(len(values), little_endian_values.itemsize)
-            .T.tobytes()
-        )
-    return descriptions, b64encode(zlib.compress(b"".join(planes), _COMPRESSION_LEVEL)).decode(
-        "ascii"
-    )
-
-
-def _differences(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
-    """Return the differences of values that never decrease and True, or the values and False."""
-    if values.dtype == np.uint8 or len(values) < 2:
-        return values, False
-    differences = np.diff(values.astype(np.int64), prepend=0)
-    return (differences, True) if differences[1:].min() >= 0 else (values, False)
+        packed = values.astype(np.dtype(_ARRAY_TYPES[type_name]).newbyteorder("<"))
+        planes.append(packed.view(np.uint8).reshape(len(values), packed.itemsize).T.tobytes())
+    data = zlib.compress(b"".join(planes), _COMPRESSION_LEVEL)
+    return descriptions, b64encode(data).decode("ascii")
 
 
 def _smallest_type(values: npt.NDArray[Any]) -> str:
