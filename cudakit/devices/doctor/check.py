@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from cudakit.gpu.api.facts import RunContext
 from cudakit.units import Unavailable
@@ -35,16 +35,17 @@ class Finding:
     fix: tuple[str, ...] = ()  # remedies as commands or sentences, the most promising first
 
 
-Examine: TypeAlias = Callable[[RunContext], Finding]
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check; its explanation is the docstring of ``examine``."""
+    """One check; its explanation is the docstring of ``examine``.
+
+    ``examine`` returns its finding, or yields several: the problems among them are joined. If all are OK,
+    the last one counts.
+    """
 
     id: str  # id, such as CK005; the id of a removed check is never reused
     title: str  # statement that is true if the check passes
-    examine: Examine  # function that performs the check
+    examine: Callable[[RunContext], Finding | Iterable[Finding]]  # performs the check
 
     @property
     def explanation(self) -> str:
@@ -53,7 +54,8 @@ class Check:
     def run(self, context: RunContext) -> Finding:
         """Run the check; return UNKNOWN with the reason if it cannot run or raises."""
         try:
-            return self.examine(context)
+            findings = self.examine(context)
+            return findings if isinstance(findings, Finding) else join_findings(findings)
         except NotCheckable as reason:
             return Finding(Status.UNKNOWN, str(reason))
         except Exception as error:  # noqa: BLE001 an error in one check must not prevent the other checks
@@ -73,37 +75,34 @@ def require_fact(fact: _T | Unavailable, reason: str = "") -> _T:
     return fact
 
 
-def ok_finding(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:
-    """Return a finding with status OK."""
+def ok(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:
+    """Report that the statement of a check is true."""
     return Finding(Status.OK, summary, evidence or {})
 
 
-def warn_finding(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
-    """Return a finding with status WARN."""
+def warn(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
+    """Report that CUDA works, but slowly or unexpectedly."""
     return Finding(Status.WARN, summary, evidence or {}, fix)
 
 
-def fail_finding(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
-    """Return a finding with status FAIL."""
+def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
+    """Report that CUDA does not work, or not on every GPU."""
     return Finding(Status.FAIL, summary, evidence or {}, fix)
 
 
-def combine_findings(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
-    """Join the findings that are not OK, the worst first. Return ``otherwise`` if all findings are OK."""
+def join_findings(findings: Iterable[Finding]) -> Finding:
+    """Join the findings that are not OK, the worst first. Return the last finding if all are OK."""
+    findings = tuple(findings)
     problems = sorted(
         (finding for finding in findings if finding.status is not Status.OK),
-        key=lambda item: -item.status,
+        key=lambda finding: -finding.status,
     )
     if not problems:
-        return otherwise
+        return findings[-1]
     return Finding(
         problems[0].status,
         "; ".join(dict.fromkeys(finding.summary for finding in problems)),
-        {
-            label: observed_value
-            for finding in problems
-            for label, observed_value in finding.evidence.items()
-        },
+        {label: value for finding in problems for label, value in finding.evidence.items()},
         tuple(dict.fromkeys(fix for finding in problems for fix in finding.fix)),
     )
 
@@ -177,12 +176,3 @@ class DoctorResult:
     @property
     def warnings(self) -> int:
         return self.counts[Status.WARN.name.lower()]
-
-
-def overall_status(statuses: Iterable[Status]) -> Status:
-    """Return the worst status, or UNKNOWN if no check could be performed."""
-    distinct_statuses = set(statuses)
-    return max(
-        distinct_statuses - {Status.UNKNOWN},
-        default=Status.UNKNOWN if distinct_statuses else Status.OK,
-    )

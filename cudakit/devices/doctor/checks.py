@@ -15,7 +15,6 @@ from cudakit.devices.doctor.check import (
     DeviceLine,
     DoctorResult,
     Status,
-    overall_status,
 )
 from cudakit.devices.doctor.driver import cuda_text, driver_cuda, libcuda_path, nvml_library_version
 from cudakit.devices.doctor.variables import set_variables
@@ -144,16 +143,21 @@ def diagnose(
     )
     themes = {**THEMES, **SELF_TEST} if with_self_test else THEMES
     checks = tuple(
-        _run_check(theme, check, context)
+        CheckResult(
+            check.id, theme, check.title, found.status, found.summary, found.evidence, found.fix
+        )
         for theme, checks_of_theme in themes.items()
         for check in checks_of_theme
         if (not only_checks or check.id in only_checks) and check.id not in skipped_checks
+        for found in [check.run(context)]
     )
     counts = Counter(check.status for check in checks)
     return DoctorResult(
         schema=SCHEMA,
         simulated=context.simulated,
-        status=overall_status(counts),
+        status=max(
+            counts.keys() - {Status.UNKNOWN}, default=Status.UNKNOWN if counts else Status.OK
+        ),
         counts={status.name.lower(): counts[status] for status in Status},
         about=versions(context),
         devices=tuple(
@@ -163,13 +167,6 @@ def diagnose(
         ),
         checks=checks,
         variables=set_variables(context),
-    )
-
-
-def _run_check(theme: str, check: Check, context: RunContext) -> CheckResult:
-    finding = check.run(context)
-    return CheckResult(
-        check.id, theme, check.title, finding.status, finding.summary, finding.evidence, finding.fix
     )
 
 

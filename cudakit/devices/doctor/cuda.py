@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from cudakit.devices.doctor.check import (
     Finding,
     NotCheckable,
     Status,
-    combine_findings,
     count_of,
-    fail_finding,
-    ok_finding,
+    fail,
+    ok,
     require_fact,
-    warn_finding,
+    warn,
 )
 from cudakit.devices.doctor.driver import cuda_text, driver_cuda, require_driver, require_nvml
-from cudakit.devices.doctor.gpus import GpuRule, GpuState, evidence_of, gpu_states, names_of
+from cudakit.devices.doctor.gpus import (
+    GpuRule,
+    GpuState,
+    evidence_of,
+    gpu_states,
+    names_of,
+    reporting_gpus,
+)
 from cudakit.devices.query import VARIABLE, match_devices, visibility
 from cudakit.gpu.api.facts import RunContext
 from cudakit.units import Unavailable
@@ -48,7 +54,15 @@ def cuda_starts(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable):
         require_driver(context)
-        return _unanswered_query(context, cuda.reason)
+        if "cannot be loaded" not in cuda.reason:
+            fix = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
+            return fail(f"the query of the CUDA driver failed: {cuda.reason}", {}, fix)
+        fix = (
+            "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            if context.host.container
+            else "install the driver's CUDA library (libcuda.so.1) in the version of the kernel module"
+        )
+        return fail("libcuda.so.1 cannot be loaded", {"loader": cuda.reason}, fix)
     supported_cuda = driver_cuda(context)
     version = "?" if supported_cuda is None else cuda_text(supported_cuda)
     libcuda = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
@@ -57,30 +71,12 @@ def cuda_starts(context: RunContext) -> Finding:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
         require_driver(context)
-        error_code, error_name, error_text = cuda.error
-        fix = _ADDRESS_SPACE_FIX_REMEDY if error_code == _OUT_OF_MEMORY else context.cuda_remedy
-        summary = f"cuInit fails with {error_name} ({error_code}): {error_text}"
-        return fail_finding(summary, evidence, *filter(None, [fix]))
+        code, name, text = cuda.error
+        remedy = _ADDRESS_SPACE_FIX_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
+        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [remedy]))
     if not cuda.devices:
-        return fail_finding("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
-    return ok_finding(
-        f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence
-    )
-
-
-def _unanswered_query(context: RunContext, reason: str) -> Finding:
-    if "cannot be loaded" not in reason:
-        return fail_finding(
-            f"the query of the CUDA driver failed: {reason}",
-            {},
-            "sudo dmesg | grep -iE 'nvrm|xid' | tail",
-        )
-    fix = (
-        "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        if context.host.container
-        else "install the driver's CUDA library (libcuda.so.1) in the version of the kernel module"
-    )
-    return fail_finding("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
+        return fail("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
+    return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 
 def visible_devices(context: RunContext) -> Finding:
@@ -92,35 +88,23 @@ def visible_devices(context: RunContext) -> Finding:
     only with CUDA_DEVICE_ORDER=PCI_BUS_ID. Source: CUDA Programming Guide, CUDA Environment Variables.
     """
     cuda = context.cuda
-    visible_devices_value = (
+    value = (
         context.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
     )
-    if visible_devices_value is None:
-        return ok_finding(f"{VARIABLE} is not set, so it hides no device")
+    if value is None:
+        return ok(f"{VARIABLE} is not set, so it hides no device")
     if isinstance(cuda, Unavailable) or not cuda.order:
         raise NotCheckable(f"CUDA sees no device, whatever the value of {VARIABLE} (CK005)")
-    visibility_of_value = visibility(visible_devices_value, cuda.order)
-    evidence = {
-        VARIABLE: visible_devices_value or "(empty)",
-        "visible devices": f"{len(visibility_of_value.visible)} of {len(cuda.order)}",
-    }
-    notes_text = "; ".join(visibility_of_value.notes)
-    if not visibility_of_value.visible:
-        return fail_finding(
-            f"no device is visible: {notes_text}",
-            evidence,
-            f"unset {VARIABLE}",
-            "or select a device: cudakit devices --select",
-        )
-    if notes_text:
-        return warn_finding(
-            notes_text, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}"
-        )
-    return ok_finding(
-        f"{VARIABLE}={visible_devices_value}: {len(visibility_of_value.visible)} of {len(cuda.order)}"
-        " devices are visible",
-        evidence,
-    )
+    shown = visibility(value, cuda.order)
+    count_text = f"{len(shown.visible)} of {len(cuda.order)}"
+    evidence = {VARIABLE: value or "(empty)", "visible devices": count_text}
+    notes = "; ".join(shown.notes)
+    if not shown.visible:
+        fixes = (f"unset {VARIABLE}", "or select a device: cudakit devices --select")
+        return fail(f"no device is visible: {notes}", evidence, *fixes)
+    if notes:
+        return warn(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
+    return ok(f"{VARIABLE}={value}: {count_text} devices are visible", evidence)
 
 
 def device_order(context: RunContext) -> Finding:
@@ -130,43 +114,26 @@ def device_order(context: RunContext) -> Finding:
     and CUDA_VISIBLE_DEVICES=0 the wrong GPU. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA use nvidia-smi's
     order. The check compares UUIDs and PCI addresses; it does not rely on the variable.
     """
-    device_order_value = context.variables.get(_ORDER_VARIABLE)
-    if device_order_value is not None and device_order_value not in _VALID_ORDERS:
-        return warn_finding(
-            f"{_ORDER_VARIABLE}={device_order_value} is not valid, so CUDA ignores it",
-            {_ORDER_VARIABLE: device_order_value},
-            f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
-        )
+    order = context.variables.get(_ORDER_VARIABLE)
+    fix = f"export {_ORDER_VARIABLE}=PCI_BUS_ID"
+    if order is not None and order not in _VALID_ORDERS:
+        summary = f"{_ORDER_VARIABLE}={order} is not valid, so CUDA ignores it"
+        return warn(summary, {_ORDER_VARIABLE: order}, fix)
     cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    matched_devices = match_devices(require_nvml(context), cuda)
-    device_pairs = [
-        (device.cuda, device.nvml)
-        for device in matched_devices
-        if device.cuda and not device.is_hidden
-    ]
-    nvml_index_by_cuda_index = {
-        cuda_device.index: nvml_device.index
-        for cuda_device, nvml_device in device_pairs
-        if nvml_device
-    }
-    evidence = {
-        f"cuda:{cuda_device}": f"GPU {nvml_index_by_cuda_index[cuda_device]} of nvidia-smi"
-        for cuda_device in sorted(nvml_index_by_cuda_index)
-    }
-    nvml_indices = [
-        nvml_index_by_cuda_index[cuda_device] for cuda_device in sorted(nvml_index_by_cuda_index)
-    ]
-    if nvml_indices == sorted(nvml_indices):
-        return ok_finding("CUDA and nvidia-smi number the devices in the same order", evidence)
-    if cuda.visible_devices:
-        return ok_finding(f"CUDA numbers the devices in the order of {VARIABLE}", evidence)
-    return warn_finding(
-        "CUDA and nvidia-smi number the devices in different orders",
-        evidence,
-        f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
+    index_pairs = sorted(
+        (device.cuda.index, device.nvml.index)
+        for device in match_devices(require_nvml(context), cuda)
+        if device.cuda and device.nvml and not device.is_hidden
     )
+    evidence = {f"cuda:{first}": f"GPU {second} of nvidia-smi" for first, second in index_pairs}
+    nvml_indices = [nvml_index for _, nvml_index in index_pairs]
+    if nvml_indices == sorted(nvml_indices):
+        return ok("CUDA and nvidia-smi number the devices in the same order", evidence)
+    if cuda.visible_devices:
+        return ok(f"CUDA numbers the devices in the order of {VARIABLE}", evidence)
+    return warn("CUDA and nvidia-smi number the devices in different orders", evidence, fix)
 
 
 # --- the self-test: each check reports one step ------------------------------------------
@@ -209,19 +176,15 @@ def copy_step(context: RunContext) -> Finding:
 def _check_step(context: RunContext, step_name: str, success: str) -> Finding:
     """Return the finding of one step of the self-test; ``success`` has ``{gpus}`` for the tested GPUs."""
     require_driver(context)
-    steps = require_fact(context.self_test)
-    self_test_step = next(
-        (step_result for step_result in steps if step_result.name == step_name), None
-    )
-    if self_test_step is None:
+    step = next((step for step in require_fact(context.self_test) if step.name == step_name), None)
+    if step is None:
         raise NotCheckable("an earlier step of the self-test failed")
-    if self_test_step.error:
-        hints = filter(None, [self_test_step.hint])
-        return fail_finding(self_test_step.error, self_test_step.details, *hints)
-    gpu_names = list(self_test_step.details)
-    gpus = gpu_names[0] if len(gpu_names) == 1 else f"each of the {len(gpu_names)} GPUs"
-    details = ", ".join(dict.fromkeys(self_test_step.details.values()))
-    return ok_finding(f"{success.format(gpus=gpus)} ({details})", self_test_step.details)
+    if step.error:
+        return fail(step.error, step.details, *filter(None, [step.hint]))
+    names = list(step.details)
+    gpus = names[0] if len(names) == 1 else f"each of the {len(names)} GPUs"
+    details = ", ".join(dict.fromkeys(step.details.values()))
+    return ok(f"{success.format(gpus=gpus)} ({details})", step.details)
 
 
 # --- Checks of the NVSwitch fabric, MIG and the compute mode (CK006, CK017, CK018) -----------------
@@ -240,49 +203,38 @@ def fabric(context: RunContext) -> Finding:
         if gpu.text_field("fabric_state") not in (None, "not supported")
     ]
     if not gpus:
-        return ok_finding("no GPU needs an NVSwitch fabric")
-    state_by_label = evidence_of(gpus, _fabric_state)
-    waiting_gpus = [gpu for gpu in gpus if gpu.text_field("fabric_state") != "completed"]
-    gpus_with_errors = [
+        return ok("no GPU needs an NVSwitch fabric")
+    states = evidence_of(gpus, _fabric_state)
+    affected_gpus = [gpu for gpu in gpus if gpu.text_field("fabric_state") != "completed"] or [
         gpu for gpu in gpus if (gpu.text_field("fabric_status") or "").startswith("error")
     ]
-    if not waiting_gpus and not gpus_with_errors:
-        return ok_finding("the NVSwitch fabric is ready", state_by_label)
+    if not affected_gpus:
+        return ok("the NVSwitch fabric is ready", states)
+    names = names_of(affected_gpus)
+    if context.cuda_devices and len(gpus) == 1:
+        return ok(f"{names} is not in an NVSwitch fabric; a single GPU needs none", states)
     if context.cuda_devices:
-        return _fabric_warning(
-            waiting_gpus or gpus_with_errors, state_by_label, is_single_gpu=len(gpus) == 1
+        return warn(
+            f"CUDA works, but {names} cannot reach other GPUs over NVSwitch",
+            states,
+            "end all GPU processes, then: sudo systemctl restart nvidia-fabricmanager",
         )
-    return fail_finding(
-        f"the NVSwitch fabric is not ready on {names_of(waiting_gpus or gpus_with_errors)}",
-        {**state_by_label, "nv-fabricmanager": _fabric_manager_state(context)},
+    if isinstance(context.processes, Unavailable):
+        manager = context.processes.reason
+    else:
+        manager = "running" if "nv-fabricmanage" in context.processes else "not running here"
+    return fail(
+        f"the NVSwitch fabric is not ready on {names}",
+        {**states, "nv-fabricmanager": manager},
         "sudo systemctl enable --now nvidia-fabricmanager",
         "if it does not start, install the version of nvidia-fabricmanager that equals the driver's",
         "in a virtual machine the host sets up the fabric: contact its administrator",
     )
 
 
-def _fabric_warning(
-    gpus: list[GpuState], state_by_label: dict[str, str], *, is_single_gpu: bool
-) -> Finding:
-    if is_single_gpu:
-        summary = f"{names_of(gpus)} is not in an NVSwitch fabric; a single GPU needs none"
-        return ok_finding(summary, state_by_label)
-    return warn_finding(
-        f"CUDA works, but {names_of(gpus)} cannot reach other GPUs over NVSwitch",
-        state_by_label,
-        "end all GPU processes, then: sudo systemctl restart nvidia-fabricmanager",
-    )
-
-
 def _fabric_state(gpu: GpuState) -> str:
     status = gpu.text_field("fabric_status")
     return f"{gpu.text_field('fabric_state')}{f', {status}' if status else ''}"
-
-
-def _fabric_manager_state(context: RunContext) -> str:
-    if isinstance(context.processes, Unavailable):
-        return context.processes.reason
-    return "running" if "nv-fabricmanage" in context.processes else "not running here"
 
 
 _PENDING_MIG_CHANGE = GpuRule(
@@ -294,7 +246,7 @@ _PENDING_MIG_CHANGE = GpuRule(
 )
 
 
-def mig_instances(context: RunContext) -> Finding:
+def mig_instances(context: RunContext) -> Iterator[Finding]:
     """CUDA uses a GPU in MIG mode only through its instances. Without an instance, CUDA does not see the GPU.
 
     MIG divides a GPU into instances that are separate devices. The mode survives a reboot, the instances
@@ -304,41 +256,24 @@ def mig_instances(context: RunContext) -> Finding:
     gpus = gpu_states(context)
     mig_gpus = [gpu for gpu in gpus if gpu.flag_field("mig_mode")]
     instance_counts = Counter(device.parent for device in require_nvml(context).devices)
-    count_by_label = {gpu.label: instance_counts[gpu.facts.index] for gpu in mig_gpus}
     evidence = {
-        label: count_of(instance_count, "instance")
-        for label, instance_count in count_by_label.items()
+        gpu.label: count_of(instance_counts[gpu.facts.index], "instance") for gpu in mig_gpus
     }
-    gpus_without_instances = [gpu for gpu in mig_gpus if not count_by_label[gpu.label]]
-    findings = list(_PENDING_MIG_CHANGE.findings(gpus))
-    if gpus_without_instances:
-        findings.insert(
-            0,
-            _empty_mig_finding(
-                gpus_without_instances, evidence, all_gpus=len(gpus_without_instances) == len(gpus)
-            ),
+    empty_gpus = [gpu for gpu in mig_gpus if not instance_counts[gpu.facts.index]]
+    if empty_gpus:
+        index = empty_gpus[0].facts.index
+        make_finding = fail if len(empty_gpus) == len(gpus) else warn
+        yield make_finding(
+            f"{names_of(empty_gpus)}: MIG mode is on without any instance, so CUDA cannot use the GPU",
+            {gpu.label: evidence[gpu.label] for gpu in empty_gpus},
+            f"create instances: sudo nvidia-smi mig -i {index} -lgip, then -cgi PROFILE -C",
+            f"or turn MIG mode off: sudo nvidia-smi -i {index} -mig 0",
         )
-    return combine_findings(
-        findings,
-        otherwise=ok_finding(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)
-        if mig_gpus
-        else ok_finding("no GPU is in MIG mode"),
-    )
-
-
-def _empty_mig_finding(
-    gpus: Sequence[GpuState], evidence: dict[str, str], *, all_gpus: bool
-) -> Finding:
-    first_index = gpus[0].facts.index
-    return Finding(
-        Status.FAIL if all_gpus else Status.WARN,
-        f"{names_of(gpus)}: MIG mode is on without any instance, so CUDA cannot use the GPU",
-        {gpu.label: evidence[gpu.label] for gpu in gpus},
-        (
-            f"create instances: sudo nvidia-smi mig -i {first_index} -lgip, then -cgi PROFILE -C",
-            f"or turn MIG mode off: sudo nvidia-smi -i {first_index} -mig 0",
-        ),
-    )
+    yield from _PENDING_MIG_CHANGE.findings(gpus)
+    if mig_gpus:
+        yield ok(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)
+    else:
+        yield ok("no GPU is in MIG mode")
 
 
 def compute_mode(context: RunContext) -> Finding:
@@ -348,26 +283,16 @@ def compute_mode(context: RunContext) -> Finding:
     (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). With MPS,
     NVIDIA recommends exclusive mode, but does not require it. In prohibited mode no process can use the GPU.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.text_field("compute_mode")]
-    mode_by_label = evidence_of(gpus, lambda gpu: gpu.text_field("compute_mode"))
-    restricted_gpus = [gpu for gpu in gpus if gpu.text_field("compute_mode") != "default"]
-    if not gpus:
-        raise NotCheckable("no GPU reports its compute mode")
-    if not restricted_gpus:
-        return ok_finding("any number of processes can use each GPU")
-    fix = f"sudo nvidia-smi -i {restricted_gpus[0].facts.index} -c DEFAULT"
-    prohibited_gpus = [
-        gpu for gpu in restricted_gpus if gpu.text_field("compute_mode") == "prohibited"
-    ]
-    if prohibited_gpus:
-        make_finding = fail_finding if len(prohibited_gpus) == len(gpus) else warn_finding
-        return make_finding(
-            f"no process can use {names_of(prohibited_gpus)} (compute mode prohibited)",
-            mode_by_label,
-            fix,
-        )
-    return warn_finding(
-        f"only one process can use {names_of(restricted_gpus)} (compute mode exclusive)",
-        mode_by_label,
-        fix,
-    )
+    gpus = reporting_gpus(context, ("compute_mode",), otherwise="no GPU reports its compute mode")
+    modes = evidence_of(gpus, lambda gpu: gpu.text_field("compute_mode"))
+    restricted = [gpu for gpu in gpus if gpu.text_field("compute_mode") != "default"]
+    if not restricted:
+        return ok("any number of processes can use each GPU")
+    fix = f"sudo nvidia-smi -i {restricted[0].facts.index} -c DEFAULT"
+    prohibited = [gpu for gpu in restricted if gpu.text_field("compute_mode") == "prohibited"]
+    if prohibited:
+        make_finding = fail if len(prohibited) == len(gpus) else warn
+        summary = f"no process can use {names_of(prohibited)} (compute mode prohibited)"
+        return make_finding(summary, modes, fix)
+    summary = f"only one process can use {names_of(restricted)} (compute mode exclusive)"
+    return warn(summary, modes, fix)

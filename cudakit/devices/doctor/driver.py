@@ -9,14 +9,13 @@ from cudakit.devices.doctor.check import (
     Finding,
     NotCheckable,
     Status,
-    combine_findings,
     count_of,
-    fail_finding,
-    ok_finding,
+    fail,
+    ok,
     require_fact,
-    warn_finding,
+    warn,
 )
-from cudakit.gpu.api.facts import DeviceFacts, NvmlView, PciGpu, RunContext
+from cudakit.gpu.api.facts import NvmlView, RunContext
 from cudakit.units import Unavailable
 
 _VERSION_SUFFIX = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
@@ -39,14 +38,12 @@ def driver_loaded(context: RunContext) -> Finding:
     module = context.driver.module
     if module:
         module_kind = "open" if module.is_open else "proprietary"
-        return ok_finding(f"driver {module.version} is loaded ({module_kind} kernel module)")
+        return ok(f"driver {module.version} is loaded ({module_kind} kernel module)")
     version = answering_driver(context)
     if version:
         explanation = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
-        return ok_finding(f"driver {version} answers{explanation}")
-    if context.host.is_wsl:
-        return _unanswered_in_wsl(context)
-    return _driver_not_loaded(context)
+        return ok(f"driver {version} answers{explanation}")
+    return _unanswered_in_wsl(context) if context.host.is_wsl else _driver_not_loaded(context)
 
 
 def answering_driver(context: RunContext) -> str | None:
@@ -78,7 +75,7 @@ def _driver_not_loaded(context: RunContext) -> Finding:
             f"{gpu.address} ({gpu.driver or 'no driver'})" for gpu in gpus
         )
     if any(gpu.driver == "nouveau" for gpu in gpus) or context.driver.nouveau_loaded:
-        return fail_finding(
+        return fail(
             "the GPU uses the nouveau driver, which does not support CUDA",
             evidence,
             *_install_fixes(context.host.distribution_id),
@@ -88,7 +85,7 @@ def _driver_not_loaded(context: RunContext) -> Finding:
     if gpus:
         return _missing_module_finding(context, evidence)
     evidence["PCI bus"] = "no NVIDIA GPU"
-    return fail_finding(
+    return fail(
         "no NVIDIA GPU and no NVIDIA driver found",
         evidence,
         "use a machine with a GPU, or pass the GPU through to this virtual machine",
@@ -100,13 +97,13 @@ def _missing_module_finding(context: RunContext, evidence: dict[str, str]) -> Fi
     kernel_release = context.host.kernel or "?"
     evidence["kernel"] = kernel_release
     if context.host.container:
-        return fail_finding(
+        return fail(
             "the NVIDIA driver is not loaded on the host",
             evidence,
             "load or install the driver on the host; a container cannot do that",
         )
     if not context.driver.module_installed:
-        return fail_finding(
+        return fail(
             f"no NVIDIA kernel module is installed for kernel {kernel_release}",
             evidence,
             *_install_fixes(context.host.distribution_id),
@@ -118,7 +115,7 @@ def _missing_module_finding(context: RunContext, evidence: dict[str, str]) -> Fi
         signing_fix = (
             "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
         )
-    return fail_finding(
+    return fail(
         "the NVIDIA kernel module is installed but not loaded",
         evidence,
         "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
@@ -131,7 +128,7 @@ def _unanswered_in_wsl(context: RunContext) -> Finding:
         "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
         "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
     }
-    return fail_finding(
+    return fail(
         "the Windows driver does not answer in WSL",
         {path: "present" if exists else "not found" for path, exists in exists_by_path.items()},
         "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
@@ -160,25 +157,20 @@ def nvml_answers(context: RunContext) -> Finding:
         gpu_count = sum(device.parent is None for device in context.nvml.devices)
         version = context.nvml.nvml_version
         version_text = "" if isinstance(version, Unavailable) else f" {version}"
-        return ok_finding(f"NVML{version_text} answers and sees {count_of(gpu_count, 'GPU')}")
+        return ok(f"NVML{version_text} answers and sees {count_of(gpu_count, 'GPU')}")
     require_driver(context)
-    reason = context.nvml.reason
+    reason, container = context.nvml.reason, context.host.container
     if context.host.is_jetson:
-        return ok_finding("NVML does not answer, which is normal on this Jetson", {"NVML": reason})
-    return fail_finding(
-        f"NVML does not answer: {reason}", {}, *_nvml_fixes(context, reason.lower())
-    )
-
-
-def _nvml_fixes(context: RunContext, reason: str) -> tuple[str, ...]:
-    container = context.host.container
-    if "different versions" in reason:
-        return ("update the libraries to the kernel module's version, or reboot (CK004)",)
-    if "unknown error" in reason and container:
-        return ("restart the container, which has lost its device nodes (CK002)",)
-    if container:
-        return ("start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",)
-    return ("install the driver's libraries (nvidia-utils) in the version of the kernel module",)
+        return ok("NVML does not answer, which is normal on this Jetson", {"NVML": reason})
+    if "different versions" in reason.lower():
+        fix = "update the libraries to the kernel module's version, or reboot (CK004)"
+    elif "unknown error" in reason.lower() and container:
+        fix = "restart the container, which has lost its device nodes (CK002)"
+    elif container:
+        fix = "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    else:
+        fix = "install the driver's libraries (nvidia-utils) in the version of the kernel module"
+    return fail(f"NVML does not answer: {reason}", {}, fix)
 
 
 def versions_agree(context: RunContext) -> Finding:
@@ -189,34 +181,28 @@ def versions_agree(context: RunContext) -> Finding:
     that it got when it started. A libcuda from cuda-compat has another version on purpose (CK008).
     """
     module = context.driver.module
-    versions = {
+    loads_compat = "compat" in (libcuda_path(context) or "")
+    parts = {
         "kernel module": module.version if module else None,
         "libnvidia-ml": nvml_library_version(context),
-        "libcuda": None if _loads_cuda_compat(context) else libcuda_version(context),
+        "libcuda": None if loads_compat else libcuda_version(context),
     }
-    known_versions = {component: version for component, version in versions.items() if version}
-    if len(known_versions) < 2:
+    versions = {part: version for part, version in parts.items() if version}
+    if len(versions) < 2:
         require_driver(context)
         raise NotCheckable("fewer than two parts of the driver report their version")
-    if len(set(known_versions.values())) == 1:
-        components = list(known_versions)
-        part_names_text = f"{', '.join(components[:-1])} and {components[-1]}"
-        return ok_finding(
-            f"{part_names_text} have the same version, {known_versions[components[0]]}",
-            known_versions,
-        )
-    return fail_finding(
+    if len(set(versions.values())) == 1:
+        *others, last = versions
+        summary = f"{', '.join(others)} and {last} have the same version, {versions[last]}"
+        return ok(summary, versions)
+    return fail(
         "parts of the driver have different versions: "
-        + ", ".join(f"{component} {version}" for component, version in known_versions.items()),
-        known_versions,
+        + ", ".join(f"{part} {version}" for part, version in versions.items()),
+        versions,
         "reboot; or end all GPU processes and reload the modules: "
         "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
         "restart containers that were started before the update",
     )
-
-
-def _loads_cuda_compat(context: RunContext) -> bool:
-    return "compat" in (libcuda_path(context) or "")
 
 
 def libcuda_origin(context: RunContext) -> Finding:
@@ -232,40 +218,40 @@ def libcuda_origin(context: RunContext) -> Finding:
     if loaded_path is None:
         require_driver(context)
         raise NotCheckable("no libcuda was found (CK005)")
-    evidence = {"libcuda": loaded_path, **_other_copies(context, loaded_path)}
+    evidence = {"libcuda": loaded_path}
+    libraries = context.software.libraries
+    copies = dict.fromkeys(
+        library.real
+        for library in (() if isinstance(libraries, Unavailable) else libraries)
+        if library.soname == "libcuda.so.1" and library.real != loaded_path
+    )
+    if copies:
+        evidence["other copies"] = ", ".join(copies)
     if "/stubs/" in loaded_path:
-        return fail_finding(
-            "the stub libcuda is loaded, which cannot run any program",
-            evidence,
-            _remove_from_path("stubs"),
-        )
-    if "compat" in loaded_path:
-        return _check_compat(context, loaded_path, evidence)
-    return ok_finding(f"libcuda belongs to the driver: {loaded_path}", evidence)
-
-
-def _check_compat(context: RunContext, loaded_path: str, evidence: dict[str, str]) -> Finding:
+        summary = "the stub libcuda is loaded, which cannot run any program"
+        return fail(summary, evidence, _remove_from_path("stubs"))
+    if "compat" not in loaded_path:
+        return ok(f"libcuda belongs to the driver: {loaded_path}", evidence)
     libcuda, module = libcuda_version(context), context.driver.module
-    evidence |= {"kernel module": module.version if module else "?"}
-    error_code = context.cuda_error
-    if error_code in (803, 804):
+    evidence["kernel module"] = module.version if module else "?"
+    if context.cuda_error in (803, 804):
         reason = (
-            "this GPU does not support it" if error_code == 804 else "it does not suit this driver"
+            "this GPU does not support it"
+            if context.cuda_error == 804
+            else "it does not suit this driver"
         )
-        return fail_finding(
-            f"libcuda comes from cuda-compat, but {reason} ({error_code})",
+        return fail(
+            f"libcuda comes from cuda-compat, but {reason} ({context.cuda_error})",
             evidence,
             _remove_from_path("compat"),
         )
     if libcuda and module and version_numbers(libcuda) < version_numbers(module.version):
-        return warn_finding(
+        return warn(
             f"libcuda {libcuda} of cuda-compat is older than driver {module.version} and hides its CUDA",
             evidence,
             _remove_from_path("compat"),
         )
-    return ok_finding(
-        f"libcuda comes from cuda-compat (forward compatibility): {loaded_path}", evidence
-    )
+    return ok(f"libcuda comes from cuda-compat (forward compatibility): {loaded_path}", evidence)
 
 
 def _remove_from_path(directory: str) -> str:
@@ -273,18 +259,6 @@ def _remove_from_path(directory: str) -> str:
         f"remove the directory {directory} from LD_LIBRARY_PATH or /etc/ld.so.conf.d, "
         "or uninstall its package"
     )
-
-
-def _other_copies(context: RunContext, loaded_path: str) -> dict[str, str]:
-    if isinstance(context.software.libraries, Unavailable):
-        return {}
-    library_copies = [
-        library
-        for library in context.software.libraries
-        if library.soname == "libcuda.so.1" and library.real != loaded_path
-    ]
-    paths = dict.fromkeys(library.real for library in library_copies)
-    return {"other copies": ", ".join(paths)} if paths else {}
 
 
 # --- versions of the driver's parts ----------------------------------------------------------------
@@ -355,7 +329,7 @@ _LOG_COMMAND = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
 _PASS_THROUGH_DRIVERS = ("vfio-pci", "pci-stub")
 
 
-def device_nodes(context: RunContext) -> Finding:
+def device_nodes(context: RunContext) -> Iterator[Finding]:
     """Programs access the driver through the files /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0 and so on.
 
     EPERM: the container's control group forbids the device. The container was started without the GPU, or
@@ -366,49 +340,38 @@ def device_nodes(context: RunContext) -> Finding:
     if context.simulated:
         raise NotCheckable("the GPU is simulated")
     require_driver(context)
+    nodes = context.driver.device_nodes
+    evidence = {node.path: node.error or f"can be opened ({node.mode})" for node in nodes} or {
+        "/dev/nvidia*": "not found"
+    }
     if context.host.is_wsl or context.host.is_jetson:
-        return _check_nodes_of_wsl_or_jetson(context)
-    findings = [*_missing_nodes(context), *_refused_nodes(context)]
-    if context.cuda_devices and findings:
-        return ok_finding("the device nodes work, because CUDA does", _node_evidence(context))
-    summary_if_ok = f"{count_of(len(context.driver.device_nodes), 'device node')} can be opened"
-    return combine_findings(findings, otherwise=ok_finding(summary_if_ok, _node_evidence(context)))
+        refused = [node for node in nodes if node.error]
+        if refused:
+            summary = f"{refused[0].path} cannot be opened ({refused[0].error})"
+            yield fail(summary, evidence, "sudo usermod -aG video,render $USER, then log in again")
+        yield ok("the device nodes can be opened", evidence)
+        return
+    problems = [*_missing_nodes(context, evidence), *_refused_nodes(context)]
+    if context.cuda_devices and problems:
+        yield ok("the device nodes work, because CUDA does", evidence)
+        return
+    yield from problems
+    yield ok(f"{count_of(len(nodes), 'device node')} can be opened", evidence)
 
 
-def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
-    refused_nodes = [node for node in context.driver.device_nodes if node.error]
-    if refused_nodes:
-        return fail_finding(
-            f"{refused_nodes[0].path} cannot be opened ({refused_nodes[0].error})",
-            _node_evidence(context),
-            "sudo usermod -aG video,render $USER, then log in again",
-        )
-    return ok_finding("the device nodes can be opened", _node_evidence(context))
-
-
-def _missing_nodes(context: RunContext) -> Iterator[Finding]:
-    present_paths = {node.path for node in context.driver.device_nodes}
-    gpu_paths = [node_path for node_path in present_paths if _GPU_NODE.fullmatch(node_path)]
-    if _CONTROL_NODE not in present_paths or not gpu_paths:
-        missing_path = _CONTROL_NODE if _CONTROL_NODE not in present_paths else "/dev/nvidia0"
+def _missing_nodes(context: RunContext, evidence: dict[str, str]) -> Iterator[Finding]:
+    paths = {node.path for node in context.driver.device_nodes}
+    if _CONTROL_NODE not in paths or not any(map(_GPU_NODE.fullmatch, paths)):
+        missing = _CONTROL_NODE if _CONTROL_NODE not in paths else "/dev/nvidia0"
         if context.host.container:
-            yield fail_finding(
-                f"the container was started without a GPU: {missing_path} does not exist",
-                _node_evidence(context),
-                _CONTAINER_FIX,
-            )
+            summary = f"the container was started without a GPU: {missing} does not exist"
+            yield fail(summary, evidence, _CONTAINER_FIX)
         else:
-            yield fail_finding(
-                f"{missing_path} does not exist",
-                _node_evidence(context),
-                "sudo nvidia-modprobe -c 0 -u",
-                "or: sudo nvidia-smi",
-            )
-    elif _UVM_NODE not in present_paths:
+            fixes = ("sudo nvidia-modprobe -c 0 -u", "or: sudo nvidia-smi")
+            yield fail(f"{missing} does not exist", evidence, *fixes)
+    elif _UVM_NODE not in paths:
         fix = _CONTAINER_FIX if context.host.container else "sudo nvidia-modprobe -u -c 0"
-        yield fail_finding(
-            f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
-        )
+        yield fail(f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", evidence, fix)
 
 
 def _refused_nodes(context: RunContext) -> Iterator[Finding]:
@@ -419,7 +382,7 @@ def _refused_nodes(context: RunContext) -> Iterator[Finding]:
             continue
         evidence = {node.path: f"{node.error} ({node.mode})"}
         if node.error == "EPERM" and context.host.container:
-            yield fail_finding(
+            yield fail(
                 "the container has no permission to use the GPU (EPERM)",
                 evidence,
                 "restart the container",
@@ -427,24 +390,17 @@ def _refused_nodes(context: RunContext) -> Iterator[Finding]:
                 "or start containers with CDI (--device nvidia.com/gpu=all)",
             )
         elif node.error in ("EACCES", "EPERM"):
-            yield fail_finding(
+            yield fail(
                 f"no permission to open {node.path} ({node.error})",
                 evidence,
                 f"join the group of the file (ls -l {node.path}): sudo usermod -aG video $USER",
             )
         else:
-            yield fail_finding(
+            yield fail(
                 f"{node.path} cannot be opened ({node.error}): the driver cannot access the device",
                 evidence,
                 _LOG_COMMAND,
             )
-
-
-def _node_evidence(context: RunContext) -> dict[str, str]:
-    return {
-        node.path: node.error or f"can be opened ({node.mode})"
-        for node in context.driver.device_nodes
-    } or {"/dev/nvidia*": "not found"}
 
 
 def gpus_on_bus(context: RunContext) -> Finding:
@@ -459,50 +415,36 @@ def gpus_on_bus(context: RunContext) -> Finding:
     bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASS_THROUGH_DRIVERS]
     failed_addresses = [gpu.address for gpu in bus_gpus if gpu.is_gone]
     if failed_addresses:
-        return fail_finding(
+        return fail(
             f"a GPU has fallen off the bus: {', '.join(failed_addresses)}",
             {"revision": "0xff"},
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
         )
     gpus = [device for device in require_nvml(context).devices if device.parent is None]
-    lost_addresses = {
+    lost = {
         f"GPU {gpu.index}": gpu.uuid.reason for gpu in gpus if isinstance(gpu.uuid, Unavailable)
     }
-    if lost_addresses:
-        return fail_finding(
-            f"NVML cannot access {', '.join(lost_addresses)}", lost_addresses, _LOG_COMMAND
-        )
-    if bus_gpus:
-        return _compare_with_bus(context, bus_gpus, gpus)
-    if not gpus:
-        return fail_finding("NVML answers but reports no GPU", {}, _LOG_COMMAND)
-    raise NotCheckable("the PCI bus cannot be read here")
-
-
-def _compare_with_bus(
-    context: RunContext, bus_gpus: list[PciGpu], nvml_gpus: list[DeviceFacts]
-) -> Finding:
+    if lost:
+        return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG_COMMAND)
+    if not bus_gpus and gpus:
+        raise NotCheckable("the PCI bus cannot be read here")
+    if not bus_gpus:
+        return fail("NVML answers but reports no GPU", {}, _LOG_COMMAND)
     nvml_addresses = {
-        _without_leading_zeros(gpu.pci_bus_id)
-        for gpu in nvml_gpus
-        if isinstance(gpu.pci_bus_id, str)
+        _without_leading_zeros(gpu.pci_bus_id) for gpu in gpus if isinstance(gpu.pci_bus_id, str)
     }
-    missing_gpus = [
-        gpu for gpu in bus_gpus if _without_leading_zeros(gpu.address) not in nvml_addresses
-    ]
-    if not missing_gpus:
-        return ok_finding(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
-    evidence = {gpu.address: gpu.driver or "no driver" for gpu in missing_gpus}
-    if context.host.container and nvml_gpus:
-        return ok_finding(
-            f"this container has {len(nvml_gpus)} of the host's {len(bus_gpus)} GPUs", evidence
-        )
-    make_finding = warn_finding if nvml_gpus else fail_finding
-    return make_finding(
-        f"the driver did not initialize {len(missing_gpus)} of {len(bus_gpus)} GPUs",
-        evidence,
-        _LOG_COMMAND,
-    )
+    missing = {
+        gpu.address: gpu.driver or "no driver"
+        for gpu in bus_gpus
+        if _without_leading_zeros(gpu.address) not in nvml_addresses
+    }
+    if not missing:
+        return ok(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
+    if context.host.container and gpus:
+        return ok(f"this container has {len(gpus)} of the host's {len(bus_gpus)} GPUs", missing)
+    make_finding = warn if gpus else fail
+    summary = f"the driver did not initialize {len(missing)} of {len(bus_gpus)} GPUs"
+    return make_finding(summary, missing, _LOG_COMMAND)
 
 
 def _without_leading_zeros(address: str) -> str:

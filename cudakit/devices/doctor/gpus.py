@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from cudakit.devices.doctor.check import Finding, NotCheckable, Status, combine_findings, ok_finding
+from cudakit.devices.doctor.check import Finding, NotCheckable, Status, ok
 from cudakit.devices.doctor.driver import require_nvml
 from cudakit.devices.query import match_devices
 from cudakit.gpu.api.facts import DeviceFacts, Field, RunContext, Telemetry
@@ -18,58 +18,58 @@ class GpuState:
     """The facts and the telemetry of one GPU that NVML reports."""
 
     facts: DeviceFacts
-    fields: Mapping[
-        str, Field
-    ]  # values of NVML; values of CUDA for fields that NVML does not report
+    fields: Mapping[str, Field]  # values of NVML, or else those of CUDA
 
     @property
     def label(self) -> str:
         return f"GPU {self.facts.index}"
 
     def number_field(self, name: str) -> float | None:
-        field_value = self.fields.get(name)
-        if isinstance(field_value, bool) or not isinstance(field_value, (int, float)):
-            return None
-        return field_value
+        value = self.fields.get(name)
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def text_field(self, name: str) -> str | None:
-        field_value = self.fields.get(name)
-        return field_value if isinstance(field_value, str) else None
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else None
 
     def flag_field(self, name: str) -> bool | None:
-        field_value = self.fields.get(name)
-        return field_value if isinstance(field_value, bool) else None
+        value = self.fields.get(name)
+        return value if isinstance(value, bool) else None
 
-    def text_list_field(self, name: str) -> tuple[str, ...] | None:
-        field_value = self.fields.get(name)
-        return tuple(map(str, field_value)) if isinstance(field_value, tuple) else None
-
-    def has_any_field(self, *names: str) -> bool:
-        """Return whether NVML reported a value for at least one of the named fields."""
-        field_values = (self.fields.get(name) for name in names)
-        return any(
-            field_value is not None and not isinstance(field_value, Unavailable)
-            for field_value in field_values
-        )
+    def text_list_field(self, name: str) -> tuple[str, ...]:
+        value = self.fields.get(name)
+        return tuple(map(str, value)) if isinstance(value, tuple) else ()
 
 
 def gpu_states(context: RunContext) -> tuple[GpuState, ...]:
     """Return the GPUs without their MIG instances. Raises NotCheckable if NVML reports none."""
-    require_nvml(context)
-    gpus = tuple(_states(context))
+    matched = [
+        device for device in match_devices(require_nvml(context), context.cuda) if device.nvml
+    ]
+    gpus = []
+    for device, telemetry in zip_longest(matched, context.telemetry):
+        if device.nvml is not None and device.nvml.parent is None:
+            fields = telemetry.fields if isinstance(telemetry, Telemetry) else {}
+            gpus.append(GpuState(device.nvml, {**device.fields, **fields}))
     if not gpus:
         raise NotCheckable("NVML reports no GPU (CK007)")
+    return tuple(gpus)
+
+
+def reporting_gpus(
+    context: RunContext, field_names: Iterable[str], *, otherwise: str
+) -> list[GpuState]:
+    """Return the GPUs that report one of the fields. Raises NotCheckable(otherwise) without any."""
+    gpus = [
+        gpu
+        for gpu in gpu_states(context)
+        if any(
+            not isinstance(gpu.fields.get(name), (Unavailable, type(None))) for name in field_names
+        )
+    ]
+    if not gpus:
+        raise NotCheckable(otherwise)
     return gpus
-
-
-def _states(context: RunContext) -> Iterator[GpuState]:
-    matched_devices = (
-        device for device in match_devices(context.nvml, context.cuda) if device.nvml is not None
-    )
-    for device, telemetry in zip_longest(matched_devices, context.telemetry):
-        fields = telemetry.fields if isinstance(telemetry, Telemetry) else {}
-        if device.nvml is not None and device.nvml.parent is None:
-            yield GpuState(device.nvml, {**device.fields, **fields})
 
 
 def evidence_of(
@@ -127,24 +127,14 @@ def check_gpus(
     rules: Iterable[GpuRule],
     summary_if_ok: str,
     describe: Callable[[GpuState], str | None],
-    *,
-    summary_without_gpus: str = "",
-) -> Finding:
-    """Return the findings of the rules. If there are none, return OK with ``summary_if_ok``.
-
-    Raises NotCheckable with ``summary_without_gpus`` if that is given and there is no GPU.
-    """
-    if not gpus and summary_without_gpus:
-        raise NotCheckable(summary_without_gpus)
-    findings = (finding for rule in rules for finding in rule.findings(gpus))
-    return combine_findings(
-        findings, otherwise=ok_finding(summary_if_ok, evidence_of(gpus, describe))
-    )
+) -> Iterator[Finding]:
+    """Yield the findings of the rules, then the one that holds if there are none."""
+    for rule in rules:
+        yield from rule.findings(gpus)
+    yield ok(summary_if_ok, evidence_of(gpus, describe))
 
 
 # --- Checks of the health of GPUs (CK027 to CK032), as rules about single GPUs ---------------------
-
-# --- memory ----------------------------------------------------------------------------------------
 
 _ECC_VOLATILE = (
     "ecc_sram_uncorrected_volatile",
@@ -193,40 +183,30 @@ ECC_RULES = (
 )
 
 
-def memory_errors(context: RunContext) -> Finding:
+def memory_errors(context: RunContext) -> Iterator[Finding]:
     """ECC detects memory errors; an error that it cannot correct ends the affected programs.
 
     Volatile counters start when the driver is loaded, aggregate counters count over the life of the GPU.
     An uncorrectable error since driver load means that programs or results were lost; after a DRAM error
     the GPU remaps the memory row (CK028). GeForce GPUs have no ECC, or ECC is off.
     """
-    gpus = [
-        gpu for gpu in gpu_states(context) if gpu.has_any_field(*_ECC_VOLATILE, *_ECC_AGGREGATE)
-    ]
-    return check_gpus(
-        gpus,
-        ECC_RULES,
-        "no uncorrectable memory errors",
-        _ecc_counts,
-        summary_without_gpus="no GPU reports counts of memory errors, for example because ECC is off",
+    gpus = reporting_gpus(
+        context,
+        (*_ECC_VOLATILE, *_ECC_AGGREGATE),
+        otherwise="no GPU reports counts of memory errors, for example because ECC is off",
     )
+    return check_gpus(gpus, ECC_RULES, "no uncorrectable memory errors", _ecc_counts)
 
 
 def _repair_counts(gpu: GpuState) -> str | None:
-    remapped_rows = tuple(
-        gpu.number_field(f"remapped_rows_{kind}") for kind in ("correctable", "uncorrectable")
-    )
-    if None not in remapped_rows:
-        return f"{sum(int(row_count or 0) for row_count in remapped_rows)} rows remapped"
-    retired_pages = (
-        gpu.number_field("retired_pages_single_bit"),
-        gpu.number_field("retired_pages_double_bit"),
-    )
-    return (
-        None
-        if None in retired_pages
-        else f"{sum(int(page_count or 0) for page_count in retired_pages)} pages retired"
-    )
+    for prefix, kinds, unit in (
+        ("remapped_rows", ("correctable", "uncorrectable"), "rows remapped"),
+        ("retired_pages", ("single_bit", "double_bit"), "pages retired"),
+    ):
+        counts = [gpu.number_field(f"{prefix}_{kind}") for kind in kinds]
+        if None not in counts:
+            return f"{sum(int(count or 0) for count in counts)} {unit}"
+    return None
 
 
 def _recovery_action(gpu: GpuState) -> str | None:
@@ -269,21 +249,17 @@ REPAIR_RULES = (
 )
 
 
-def memory_repairs(context: RunContext) -> Finding:
+def memory_repairs(context: RunContext) -> Iterator[Finding]:
     """GPUs replace defective memory with spare rows (Ampere and newer) or retire pages (older GPUs).
 
     A pending replacement takes effect at the next reset; until then the defective memory stays in use. A
     failed replacement means that no spare rows are left: the GPU must be replaced. The driver may also
     request an action (recovery action). Source: NVIDIA GPU Memory Error Management.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.has_any_field(*_REPAIR_FIELDS)]
-    return check_gpus(
-        gpus,
-        REPAIR_RULES,
-        "no memory repair is pending",
-        _repair_counts,
-        summary_without_gpus="no GPU reports the state of memory repairs",
+    gpus = reporting_gpus(
+        context, _REPAIR_FIELDS, otherwise="no GPU reports the state of memory repairs"
     )
+    return check_gpus(gpus, REPAIR_RULES, "no memory repair is pending", _repair_counts)
 
 
 # --- speed -----------------------------------------------------------------------------------------
@@ -301,12 +277,8 @@ _THROTTLING_REASONS = (
 
 
 def _is_below_maximum(gpu: GpuState, name: str) -> bool:
-    current_value, maximum_value = gpu.number_field(name), gpu.number_field(f"{name}_max")
-    return (
-        current_value is not None
-        and maximum_value is not None
-        and 0 < current_value < maximum_value
-    )
+    current, maximum = gpu.number_field(name), gpu.number_field(f"{name}_max")
+    return current is not None and maximum is not None and 0 < current < maximum
 
 
 def _is_busy(gpu: GpuState) -> bool:
@@ -314,13 +286,15 @@ def _is_busy(gpu: GpuState) -> bool:
 
 
 def _link_text(gpu: GpuState) -> str:
-    def field_text(name: str) -> str:
-        field_number = gpu.number_field(name)
-        return "?" if field_number is None else f"{field_number:g}"
+    def link(suffix: str) -> str:
+        numbers = (
+            gpu.number_field(f"pcie_generation{suffix}"),
+            gpu.number_field(f"pcie_width{suffix}"),
+        )
+        generation, width = ("?" if number is None else f"{number:g}" for number in numbers)
+        return f"generation {generation} x{width}"
 
-    current_link = f"generation {field_text('pcie_generation')} x{field_text('pcie_width')}"
-    maximum_link = f"generation {field_text('pcie_generation_max')} x{field_text('pcie_width_max')}"
-    return f"{current_link}, maximum {maximum_link}, {'busy' if _is_busy(gpu) else 'idle'}"
+    return f"{link('')}, maximum {link('_max')}, {'busy' if _is_busy(gpu) else 'idle'}"
 
 
 PCIE_RULES = (
@@ -341,37 +315,29 @@ PCIE_RULES = (
 )
 
 
-def pcie_links(context: RunContext) -> Finding:
+def pcie_links(context: RunContext) -> Iterator[Finding]:
     """Copies between host and GPU are slower if the PCIe link has fewer lanes or a lower generation.
 
     An idle link lowers its generation to save power, so the generation is checked only under load. The
     number of lanes does not change with load; fewer lanes than GPU and slot support indicate a badly seated
     card, a riser or a BIOS setting.
     """
-    gpus = [
-        gpu for gpu in gpu_states(context) if gpu.has_any_field("pcie_width", "pcie_generation")
-    ]
+    gpus = reporting_gpus(
+        context, ("pcie_width", "pcie_generation"), otherwise="no GPU reports a PCIe link"
+    )
     has_idle_link = any(
         _is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus
     )
     idle_note = " (idle links run slower, which is normal)" if has_idle_link else ""
-    summary_if_ok = f"PCIe links have all lanes{idle_note}"
-    return check_gpus(
-        gpus,
-        PCIE_RULES,
-        summary_if_ok,
-        _link_text,
-        summary_without_gpus="no GPU reports a PCIe link",
-    )
+    return check_gpus(gpus, PCIE_RULES, f"PCIe links have all lanes{idle_note}", _link_text)
 
 
 def _clock_reasons(gpu: GpuState) -> str:
-    return ", ".join(gpu.text_list_field("clock_event_reasons") or ()) or "none"
+    return ", ".join(gpu.text_list_field("clock_event_reasons")) or "none"
 
 
 def _throttling_reason(gpu: GpuState) -> str:
-    """Return the first reason for throttling, or an empty text if there is none."""
-    reasons = gpu.text_list_field("clock_event_reasons") or ()
+    reasons = gpu.text_list_field("clock_event_reasons")
     return next((reason for reason in reasons if reason in _THROTTLING_REASONS), "")
 
 
@@ -385,23 +351,20 @@ THROTTLING_RULE = GpuRule(
 )
 
 
-def throttling(context: RunContext) -> Finding:
+def throttling(context: RunContext) -> Iterator[Finding]:
     """A GPU that is too hot, or gets too little power, lowers its clocks (throttling).
 
     The check sees the current state only: run it while the GPU is under load. Throttling by the power limit,
     which NVML calls "software power cap", is normal under full load and is not reported; CK031 checks the
     limit itself. "Hardware power brake slowdown" is NVML's name of a slowdown that the power supply requests.
     """
-    gpus = [
-        gpu for gpu in gpu_states(context) if gpu.text_list_field("clock_event_reasons") is not None
-    ]
-    return check_gpus(
-        gpus,
-        [THROTTLING_RULE],
-        "no GPU is throttled now, except by its power limit",
-        _clock_reasons,
-        summary_without_gpus="no GPU reports whether it is throttled",
+    gpus = reporting_gpus(
+        context,
+        ("clock_event_reasons",),
+        otherwise="no GPU reports whether it is throttled",
     )
+    summary_if_ok = "no GPU is throttled now, except by its power limit"
+    return check_gpus(gpus, [THROTTLING_RULE], summary_if_ok, _clock_reasons)
 
 
 def _power_limit(gpu: GpuState) -> float:
@@ -426,24 +389,19 @@ POWER_RULE = GpuRule(
 )
 
 
-def power_limits(context: RunContext) -> Finding:
+def power_limits(context: RunContext) -> Iterator[Finding]:
     """A power limit below the default lowers the clocks under full load.
 
     Such a limit was set with nvidia-smi -pl or by the machine's power management, and is reset at reboot
     unless a service sets it again.
     """
-    gpus = [
-        gpu
-        for gpu in gpu_states(context)
-        if gpu.has_any_field("power_limit_enforced_w", "power_limit_w")
-    ]
-    return check_gpus(
-        gpus,
-        [POWER_RULE],
-        "all power limits are at or above their default",
-        _power_text,
-        summary_without_gpus="no GPU reports a power limit",
+    gpus = reporting_gpus(
+        context,
+        ("power_limit_enforced_w", "power_limit_w"),
+        otherwise="no GPU reports a power limit",
     )
+    summary_if_ok = "all power limits are at or above their default"
+    return check_gpus(gpus, [POWER_RULE], summary_if_ok, _power_text)
 
 
 PERSISTENCE_RULE = GpuRule(
@@ -458,18 +416,15 @@ PERSISTENCE_RULE = GpuRule(
 )
 
 
-def persistence(context: RunContext) -> Finding:
+def persistence(context: RunContext) -> Iterator[Finding]:
     """Without persistence mode the driver shuts down an unused GPU and initializes it again at the next use.
 
     Initialization takes a second or more and resets settings such as the power limit. A display, or any
     process that keeps the GPU open, has the same effect as persistence mode. nvidia-persistenced is
     NVIDIA's recommended way to enable persistence mode.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.flag_field("persistence_mode") is not None]
-    return check_gpus(
-        gpus,
-        [PERSISTENCE_RULE],
-        "persistence mode, or a display, keeps every GPU initialized",
-        lambda gpu: None,  # noqa: ARG005
-        summary_without_gpus="no GPU reports its persistence mode",
+    gpus = reporting_gpus(
+        context, ("persistence_mode",), otherwise="no GPU reports its persistence mode"
     )
+    yield from PERSISTENCE_RULE.findings(gpus)
+    yield ok("persistence mode, or a display, keeps every GPU initialized")

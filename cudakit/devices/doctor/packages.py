@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cudakit.devices.doctor.check import (
     Finding,
     NotCheckable,
-    combine_findings,
-    fail_finding,
-    ok_finding,
+    fail,
+    ok,
     require_fact,
-    warn_finding,
+    warn,
 )
 from cudakit.devices.doctor.driver import cuda_text, driver_cuda, require_driver
-from cudakit.gpu.api.facts import Build, Distribution, Library, RunContext
+from cudakit.gpu.api.facts import Distribution, RunContext
 
 # The oldest driver for each major version of CUDA (CUDA Compatibility, table of minor version compatibility).
 _MIN_DRIVERS = {11: "450", 12: "525", 13: "580"}
@@ -71,7 +70,7 @@ def distributions(context: RunContext) -> dict[str, Distribution]:
     }
 
 
-def driver_version(context: RunContext) -> Finding:
+def driver_version(context: RunContext) -> Iterator[Finding]:
     """The driver must support the CUDA version that packages were built for.
 
     A driver runs programs of its own CUDA version and of older ones. It also runs newer minor versions of
@@ -83,28 +82,46 @@ def driver_version(context: RunContext) -> Finding:
     if supported_cuda is None:
         require_driver(context)
         raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
+    driver_text = cuda_text(supported_cuda)
     requirements = list(_requirements(context))
-    evidence = {"driver": f"CUDA {cuda_text(supported_cuda)}"}
-    evidence |= {
+    evidence = {"driver": f"CUDA {driver_text}"} | {
         requirement.name: f"CUDA {cuda_text(requirement.cuda)}" for requirement in requirements
     }
-    is_newer_minor = any(
-        (requirement.cuda[1] or 0) > supported_cuda[1]
-        for requirement in requirements
-        if requirement.cuda[0] == supported_cuda[0]
-    )
-    reason = (
-        f": minor versions of CUDA {supported_cuda[0]} are compatible" if is_newer_minor else ""
-    )
-    summary_if_ok = (
-        f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages{reason}"
-        if requirements
-        else f"the driver supports CUDA {cuda_text(supported_cuda)}; no installed package needs CUDA"
-    )
-    return combine_findings(
-        (_check_requirement(requirement, supported_cuda, evidence) for requirement in requirements),
-        otherwise=ok_finding(summary_if_ok, evidence),
-    )
+    has_newer_minor = False
+    for requirement in requirements:
+        major, minor = requirement.cuda
+        if major > supported_cuda[0]:
+            oldest_driver = _MIN_DRIVERS.get(major)
+            make_finding = fail if requirement.is_used else warn
+            yield make_finding(
+                f"{requirement.name} needs CUDA {cuda_text(requirement.cuda)}, "
+                f"but the driver supports {driver_text}",
+                evidence,
+                f"update the driver to {oldest_driver} or newer"
+                if oldest_driver
+                else "update the driver",
+                f"or install a build for CUDA {supported_cuda[0]}",
+            )
+        elif major == supported_cuda[0] and (minor or 0) > supported_cuda[1]:
+            has_newer_minor = True
+            if requirement.generates_ptx:
+                yield warn(
+                    f"PTX from {requirement.name} is too new for the driver's CUDA {driver_text} "
+                    "(error 222)",
+                    evidence,
+                    "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
+                )
+    if requirements:
+        reason = f": minor versions of CUDA {supported_cuda[0]} are compatible"
+        yield ok(
+            f"the driver's CUDA {driver_text} is new enough for the installed packages"
+            f"{reason if has_newer_minor else ''}",
+            evidence,
+        )
+    else:
+        yield ok(
+            f"the driver supports CUDA {driver_text}; no installed package needs CUDA", evidence
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,59 +139,25 @@ def _requirements(context: RunContext) -> Iterator[_CudaRequirement]:
         if build.cuda:
             yield _CudaRequirement(f"{build.framework} {build.version}", build.cuda)
     for name, package in distributions(context).items():
-        if _PTX_COMPILERS.fullmatch(name) or name in _BINDING_PACKAGES:
-            version = _major_minor(package.version)
-            if version:
-                is_compiler = name not in _BINDING_PACKAGES
-                yield _CudaRequirement(
-                    f"{name} {package.version}", version, is_compiler, is_used=is_compiler
-                )
+        is_compiler = _PTX_COMPILERS.fullmatch(name) is not None
+        match = re.match(r"(\d+)\.(\d+)", package.version)
+        if match and (is_compiler or name in _BINDING_PACKAGES):
+            yield _CudaRequirement(
+                f"{name} {package.version}",
+                (int(match[1]), int(match[2])),
+                is_compiler,
+                is_used=is_compiler,
+            )
     for toolkit in context.software.toolkits:
         yield _CudaRequirement(
             f"toolkit {toolkit.path}", toolkit.cuda, generates_ptx=True, is_used=False
         )
 
 
-def _major_minor(version: str) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _check_requirement(
-    requirement: _CudaRequirement, supported_cuda: tuple[int, int], evidence: dict[str, str]
-) -> Finding:
-    major, minor = requirement.cuda
-    if major > supported_cuda[0]:
-        oldest_driver = _MIN_DRIVERS.get(major)
-        make_finding = fail_finding if requirement.is_used else warn_finding
-        return make_finding(
-            f"{requirement.name} needs CUDA {cuda_text(requirement.cuda)}, "
-            f"but the driver supports {cuda_text(supported_cuda)}",
-            evidence,
-            f"update the driver to {oldest_driver} or newer"
-            if oldest_driver
-            else "update the driver",
-            f"or install a build for CUDA {supported_cuda[0]}",
-        )
-    if (
-        requirement.generates_ptx
-        and minor is not None
-        and major == supported_cuda[0]
-        and minor > supported_cuda[1]
-    ):
-        return warn_finding(
-            f"PTX from {requirement.name} is too new for the driver's CUDA "
-            f"{cuda_text(supported_cuda)} (error 222)",
-            evidence,
-            "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
-        )
-    return ok_finding(requirement.name)
-
-
 # --- CK010: compute capabilities ---------------------------------------------------------------------
 
 
-def architectures(context: RunContext) -> Finding:
+def architectures(context: RunContext) -> Iterator[Finding]:
     """A framework must contain code for the GPU's compute capability, or PTX that the driver can compile.
 
     A build for CUDA 12.4 has no code for Blackwell, which CUDA 12.8 added, and a build for CUDA 13 has
@@ -182,72 +165,43 @@ def architectures(context: RunContext) -> Finding:
     compares the CUDA version of each build with the GPU; a build can leave out more architectures, which
     torch.cuda.get_arch_list() lists.
     """
-    capability_by_name = _capabilities(context)
-    gpu_names_text = ", ".join(
-        f"{name} ({_capability_text(capability)})"
-        for name, capability in capability_by_name.items()
-    )
-    evidence = {
-        name: f"compute capability {_capability_text(capability)}"
-        for name, capability in capability_by_name.items()
-    }
-    has_cuda_build = any(build.cuda for build in require_fact(context.software.builds))
-    summary_if_ok = (
-        f"the installed builds support {gpu_names_text}"
-        if has_cuda_build
-        else f"cudakit supports {gpu_names_text}; no framework built for CUDA is installed"
-    )
-    return combine_findings(
-        (
-            *_unsupported_gpus(capability_by_name, evidence),
-            *_builds_without_code(context, capability_by_name, evidence),
-        ),
-        otherwise=ok_finding(summary_if_ok, evidence),
-    )
-
-
-def _capabilities(context: RunContext) -> dict[str, _Capability]:
-    """Return the compute capability of each kind of GPU."""
-    capability_by_name = {}
+    capabilities: dict[str, _Capability] = {}
     for device in context.cuda_devices or context.nvml_devices:
-        name, capability = device.fields.get("name"), device.fields.get("compute_capability")
-        if isinstance(name, str) and isinstance(capability, str):
-            major, _, minor = capability.partition(".")
-            capability_by_name[name] = (int(major), int(minor))
-    if not capability_by_name:
+        name, capability_text = device.fields.get("name"), device.fields.get("compute_capability")
+        if isinstance(name, str) and isinstance(capability_text, str):
+            major, _, minor = capability_text.partition(".")
+            capabilities[name] = (int(major), int(minor))
+    if not capabilities:
         raise NotCheckable("the compute capability of the GPUs is unknown (CK003, CK005)")
-    return capability_by_name
-
-
-def _unsupported_gpus(
-    capability_by_name: dict[str, _Capability], evidence: dict[str, str]
-) -> Iterator[Finding]:
-    for name, capability in capability_by_name.items():
+    texts = {name: f"{major}.{minor}" for name, (major, minor) in capabilities.items()}
+    evidence = {name: f"compute capability {text}" for name, text in texts.items()}
+    builds = require_fact(context.software.builds)
+    for name, capability in capabilities.items():
         if capability < _MIN_TESTED_CAPABILITY:
-            yield fail_finding(
-                f"{name} has compute capability {_capability_text(capability)}; "
-                f"cudakit needs {_capability_text(_MIN_TESTED_CAPABILITY)}",
+            yield fail(
+                f"{name} has compute capability {texts[name]}; "
+                f"cudakit needs {cuda_text(_MIN_TESTED_CAPABILITY)}",
                 evidence,
                 "use a Turing or newer GPU",
             )
-
-
-def _builds_without_code(
-    context: RunContext, capability_by_name: dict[str, _Capability], evidence: dict[str, str]
-) -> Iterator[Finding]:
-    for build in require_fact(context.software.builds):
-        for name, capability in capability_by_name.items():
+    for build in builds:
+        for name, capability in capabilities.items():
             reason = _reason_without_code(build.cuda, capability) if build.cuda else ""
             if reason:
-                yield fail_finding(
+                first_cuda = _FIRST_CUDA_BY_CAPABILITY.get(capability, (0, 0))
+                yield fail(
                     f"{build.framework} {build.version} has no code for {name} "
                     f"(sm_{capability[0]}{capability[1]}): {reason}",
-                    {
-                        **evidence,
-                        build.framework: f"CUDA {cuda_text(build.cuda or (0, 0))}",
-                    },
-                    _build_with_code(capability),
+                    {**evidence, build.framework: f"CUDA {cuda_text(build.cuda or (0, 0))}"},
+                    "install a build for CUDA 12 (for PyTorch: index cu126)"
+                    if capability < _MIN_CAPABILITIES[13]
+                    else f"install a build for CUDA {cuda_text(first_cuda)} or newer",
                 )
+    gpus = ", ".join(f"{name} ({text})" for name, text in texts.items())
+    if any(build.cuda for build in builds):
+        yield ok(f"the installed builds support {gpus}", evidence)
+    else:
+        yield ok(f"cudakit supports {gpus}; no framework built for CUDA is installed", evidence)
 
 
 def _reason_without_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
@@ -261,69 +215,45 @@ def _reason_without_code(cuda: tuple[int, int | None], capability: _Capability) 
     return ""
 
 
-def _build_with_code(capability: _Capability) -> str:
-    first_cuda = _FIRST_CUDA_BY_CAPABILITY.get(capability, (0, 0))
-    if capability < _MIN_CAPABILITIES[13]:
-        return "install a build for CUDA 12 (for PyTorch: index cu126)"
-    return f"install a build for CUDA {cuda_text(first_cuda)} or newer"
-
-
-def _capability_text(capability: _Capability) -> str:
-    return f"{capability[0]}.{capability[1]}"
-
-
 # --- CK011 and CK013: builds and conflicts -----------------------------------------------------------
 
 
-def framework_builds(context: RunContext) -> Finding:
+def framework_builds(context: RunContext) -> Iterator[Finding]:
     """PyTorch and JAX also exist in builds without CUDA, which report only that there is no GPU.
 
     pip installs a CPU build from an index of CPU builds, or if a resolver chooses it. torch/version.py
     contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
     jax-cuda13-plugin. The check imports neither package.
     """
-    build_by_framework = {build.framework: build for build in require_fact(context.software.builds)}
-    installed_packages = distributions(context)
+    builds = {build.framework: build for build in require_fact(context.software.builds)}
     evidence = {
-        f"{build.framework} {build.version}": _cuda_of_build(build)
-        for build in build_by_framework.values()
+        f"{build.framework} {build.version}": f"CUDA {cuda_text(build.cuda)}"
+        if build.cuda
+        else "without CUDA"
+        for build in builds.values()
     }
-    problems = []
-    if "torch" in build_by_framework and build_by_framework["torch"].cuda is None:
-        problems.append(_torch_without_cuda(context, build_by_framework["torch"], evidence))
-    if "jax" in installed_packages and not any(
-        name.startswith("jax-cuda") for name in build_by_framework
-    ):
-        problems.append(
-            warn_finding(
-                f"JAX {installed_packages['jax'].version} has no CUDA plugin and runs on the CPU",
-                {**evidence, "jax": installed_packages["jax"].version},
-                "pip install -U 'jax[cuda13]'",
-            )
+    if "torch" in builds and builds["torch"].cuda is None:
+        newest_major = max(_TORCH_INDEXES)
+        major, _ = driver_cuda(context) or (newest_major, 0)
+        index_url = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
+        yield fail(
+            f"PyTorch {builds['torch'].version} was built without CUDA",
+            evidence,
+            f"pip install --force-reinstall torch --index-url {index_url}",
+            "other builds: https://pytorch.org/get-started/locally/",
         )
-    summary_if_ok = (
-        f"built for CUDA: {', '.join(evidence)}" if evidence else "no framework is installed"
-    )
-    return combine_findings(problems, otherwise=ok_finding(summary_if_ok, evidence))
+    jax = distributions(context).get("jax")
+    if jax and not any(name.startswith("jax-cuda") for name in builds):
+        yield warn(
+            f"JAX {jax.version} has no CUDA plugin and runs on the CPU",
+            {**evidence, "jax": jax.version},
+            "pip install -U 'jax[cuda13]'",
+        )
+    built = f"built for CUDA: {', '.join(evidence)}" if evidence else "no framework is installed"
+    yield ok(built, evidence)
 
 
-def _cuda_of_build(build: Build) -> str:
-    return f"CUDA {cuda_text(build.cuda)}" if build.cuda else "without CUDA"
-
-
-def _torch_without_cuda(context: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
-    newest_major = max(_TORCH_INDEXES)
-    major, _ = driver_cuda(context) or (newest_major, 0)
-    index_url = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
-    return fail_finding(
-        f"PyTorch {build.version} was built without CUDA",
-        evidence,
-        f"pip install --force-reinstall torch --index-url {index_url}",
-        "other builds: https://pytorch.org/get-started/locally/",
-    )
-
-
-def module_conflicts(context: RunContext) -> Finding:
+def module_conflicts(context: RunContext) -> Iterator[Finding]:
     """Two packages that install the same module overwrite each other's files.
 
     The module pynvml belongs to nvidia-ml-py. The packages pynvml (deprecated) and nvidia-ml-py3 (of 2017)
@@ -331,31 +261,23 @@ def module_conflicts(context: RunContext) -> Finding:
     has one package per CUDA version and fails with two. onnxruntime next to onnxruntime-gpu hides the GPU.
     Of a package that is twice on sys.path, Python imports the first copy.
     """
-    installed_packages = distributions(context)
-    return combine_findings(
-        [*_conflicting_packages(installed_packages.keys()), *_duplicate_packages(context)],
-        otherwise=ok_finding("no two packages install the same module"),
-    )
-
-
-def _conflicting_packages(package_names: Iterable[str]) -> Iterator[Finding]:
+    installed = distributions(context)
     for module, packages in _PACKAGES_OF_MODULES.items():
-        conflicting_names = [name for name in packages if name in set(package_names)]
-        if len(conflicting_names) > 1:
-            preferred_name, *unwanted_names = _by_preference(module, conflicting_names)
-            yield warn_finding(
-                f"{' and '.join(conflicting_names)} install the same module, {module}",
-                {module: ", ".join(conflicting_names)},
-                f"pip uninstall -y {' '.join(unwanted_names)} && "
-                f"pip install --force-reinstall --no-deps {preferred_name}",
+        names = [name for name in packages if name in installed]
+        if len(names) > 1:
+            conflict = f"{' and '.join(names)} install the same module, {module}"
+            evidence = {module: ", ".join(names)}
+            if module != "pynvml":  # keep the package for the newest CUDA, and the build for GPUs
+                names.sort(key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
+            preferred, *unwanted = names
+            yield warn(
+                conflict,
+                evidence,
+                f"pip uninstall -y {' '.join(unwanted)} && "
+                f"pip install --force-reinstall --no-deps {preferred}",
             )
-
-
-def _by_preference(module: str, package_names: list[str]) -> list[str]:
-    """Sort packages, the package to keep first: NVIDIA's own, for the newest CUDA, the build for GPUs."""
-    if module == "pynvml":
-        return package_names
-    return sorted(package_names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
+    yield from _duplicate_packages(context)
+    yield ok("no two packages install the same module")
 
 
 def _cuda_major(name: str) -> int:
@@ -366,21 +288,16 @@ def _cuda_major(name: str) -> int:
 
 def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
     copies_by_name: dict[str, list[Distribution]] = {}
-    for distribution in require_fact(context.software.distributions):
-        if (
-            distribution.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax")
-            or "cupy" in distribution.name
-        ):
-            copies_by_name.setdefault(distribution.name, []).append(distribution)
-    for name, duplicate_copies in copies_by_name.items():
-        versions = dict.fromkeys(distribution.version for distribution in duplicate_copies)
+    for package in require_fact(context.software.distributions):
+        name = package.name
+        if name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in name:
+            copies_by_name.setdefault(name, []).append(package)
+    for name, copies in copies_by_name.items():
+        versions = dict.fromkeys(package.version for package in copies)
         if len(versions) > 1:
-            yield warn_finding(
-                f"{name} is installed {len(duplicate_copies)} times: {' and '.join(versions)}",
-                {
-                    f"{name} {distribution.version}": distribution.directory
-                    for distribution in duplicate_copies
-                },
+            yield warn(
+                f"{name} is installed {len(copies)} times: {' and '.join(versions)}",
+                {f"{name} {package.version}": package.directory for package in copies},
                 f"pip uninstall {name}, until one copy is left",
             )
 
@@ -391,7 +308,7 @@ def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
 
-def shadowed_libraries(context: RunContext) -> Finding:
+def shadowed_libraries(context: RunContext) -> Iterator[Finding]:
     """LD_LIBRARY_PATH should not contain other copies of the CUDA libraries that packages bring.
 
     PyTorch, CuPy and JAX install cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). The loader
@@ -399,43 +316,24 @@ def shadowed_libraries(context: RunContext) -> Finding:
     CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A system toolkit that is not on LD_LIBRARY_PATH
     causes no problem.
     """
-    libraries = require_fact(context.software.libraries)
-    cuda_libraries = [
-        library for library in libraries if not library.soname.startswith(_DRIVER_LIBRARIES)
+    libraries = [
+        library
+        for library in require_fact(context.software.libraries)
+        if not library.soname.startswith(_DRIVER_LIBRARIES)
     ]
-    return combine_findings(
-        _shadowing_libraries(cuda_libraries),
-        otherwise=ok_finding(
-            "LD_LIBRARY_PATH shadows no CUDA library of a package", _names_by_source(cuda_libraries)
-        )
-        if cuda_libraries
-        else ok_finding("no CUDA library is on the loader's path"),
-    )
-
-
-def _shadowing_libraries(libraries: Sequence[Library]) -> Iterator[Finding]:
-    package_copies = {
-        library.soname: library for library in libraries if library.source == "package"
-    }
-    for library in libraries:
-        package_copy = package_copies.get(library.soname)
-        if (
-            library.source == "LD_LIBRARY_PATH"
-            and package_copy is not None
-            and package_copy.real != library.real
-        ):
-            yield warn_finding(
-                f"LD_LIBRARY_PATH has another {library.soname} before the package's",
-                {library.soname: f"{library.path} before {package_copy.path}"},
-                "unset LD_LIBRARY_PATH, or remove CUDA's directories from it",
-            )
-
-
-def _names_by_source(libraries: Iterable[Library]) -> dict[str, str]:
+    copies = {library.soname: library for library in libraries if library.source == "package"}
     names_by_source: dict[str, set[str]] = {}
     for library in libraries:
         names_by_source.setdefault(library.source, set()).add(library.soname)
-    return {
-        source: ", ".join(sorted(package_names))
-        for source, package_names in names_by_source.items()
-    }
+        copy = copies.get(library.soname)
+        if library.source == "LD_LIBRARY_PATH" and copy and copy.real != library.real:
+            yield warn(
+                f"LD_LIBRARY_PATH has another {library.soname} before the package's",
+                {library.soname: f"{library.path} before {copy.path}"},
+                "unset LD_LIBRARY_PATH, or remove CUDA's directories from it",
+            )
+    if libraries:
+        evidence = {source: ", ".join(sorted(names)) for source, names in names_by_source.items()}
+        yield ok("LD_LIBRARY_PATH shadows no CUDA library of a package", evidence)
+    else:
+        yield ok("no CUDA library is on the loader's path")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,12 +13,11 @@ from importlib.resources import files
 from cudakit.devices.doctor.check import (
     Finding,
     NotCheckable,
-    combine_findings,
     count_of,
-    fail_finding,
-    ok_finding,
+    fail,
+    ok,
     require_fact,
-    warn_finding,
+    warn,
 )
 from cudakit.devices.doctor.driver import require_driver
 from cudakit.devices.doctor.variables import apply_rules, rules_of
@@ -39,47 +38,29 @@ def container(context: RunContext) -> Finding:
     are read when the container starts; a later change has no effect. With CDI the runtime itself sets
     NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
     """
-    container_kind = context.host.container
-    settings = {
-        name: context.variables[name]
-        for name in (_DEVICES_VARIABLE, _CAPABILITIES_VARIABLE)
-        if name in context.variables
-    }
-    if not container_kind and not settings:
-        return ok_finding("not in a container")
-    evidence = {"container": container_kind or "not recognized", **settings}
+    kind = context.host.container
+    names = (_DEVICES_VARIABLE, _CAPABILITIES_VARIABLE)
+    settings = {name: context.variables[name] for name in names if name in context.variables}
+    if not kind and not settings:
+        return ok("not in a container")
+    evidence = {"container": kind or "not recognized", **settings}
     if context.cuda_devices and not isinstance(context.nvml, Unavailable):
-        return ok_finding(
-            f"CUDA and NVML work in this container ({container_kind or 'of unknown kind'})",
-            evidence,
-        )
-    capabilities = settings.get(_CAPABILITIES_VARIABLE)
-    missing_capabilities = _missing_capabilities(capabilities)
-    if missing_capabilities:
-        return fail_finding(
-            f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing_capabilities)}",
+        return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
+    # If no capabilities are set, the container runtime uses utility and compute.
+    capabilities = settings.get(_CAPABILITIES_VARIABLE) or "all"
+    granted = capabilities.split(",")
+    missing = [name for name in ("compute", "utility") if not {name, "all"} & {*granted}]
+    if missing:
+        return fail(
+            f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing)}",
             evidence,
             f"start the container with -e {_CAPABILITIES_VARIABLE}=compute,utility",
         )
     if settings.get(_DEVICES_VARIABLE) in ("none", "void", ""):
-        return fail_finding(
-            f"{_DEVICES_VARIABLE}={settings[_DEVICES_VARIABLE] or '(empty)'} gives the container no GPU",
-            evidence,
-            "docker run --gpus all ...",
-        )
-    return ok_finding("no variable excludes the GPU from the container", evidence)
-
-
-def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # If no capabilities are set, the container runtime uses utility and compute.
-    if not capabilities or "all" in capabilities.split(","):
-        return []
-    granted_capabilities = capabilities.split(",")
-    return [
-        capability
-        for capability in ("compute", "utility")
-        if capability not in granted_capabilities
-    ]
+        devices = settings[_DEVICES_VARIABLE] or "(empty)"
+        summary = f"{_DEVICES_VARIABLE}={devices} gives the container no GPU"
+        return fail(summary, evidence, "docker run --gpus all ...")
+    return ok("no variable excludes the GPU from the container", evidence)
 
 
 def wsl_libraries(context: RunContext) -> Finding:
@@ -89,35 +70,25 @@ def wsl_libraries(context: RunContext) -> Finding:
     reports fewer fields, and not the memory of each process. Source: CUDA on WSL User Guide.
     """
     if not context.host.is_wsl:
-        return ok_finding("not in WSL")
+        return ok("not in WSL")
     if context.simulated:
         raise NotCheckable("the machine is simulated")
-    libcuda_copies = [
-        library
-        for library in require_fact(context.software.libraries)
-        if library.soname == "libcuda.so.1"
-    ]
-    linux_copies = [
-        library.path
-        for library in libcuda_copies
-        if not library.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in library.real
-    ]
-    evidence = {
-        "libcuda.so.1": ", ".join(library.path for library in libcuda_copies) or "not found"
-    }
-    if linux_copies:
-        return fail_finding(
+    libraries = require_fact(context.software.libraries)
+    copies = [library for library in libraries if library.soname == "libcuda.so.1"]
+    evidence = {"libcuda.so.1": ", ".join(library.path for library in copies) or "not found"}
+    if any("/wsl/" not in library.real for library in copies):
+        return fail(
             "a Linux driver inside WSL hides the libcuda of the Windows driver",
             evidence,
             "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then run in PowerShell: wsl --shutdown",
         )
     if not context.driver.wsl_libcuda:
-        return fail_finding(
+        return fail(
             f"{_WSL_LIBRARIES} contains no libcuda: Windows has no NVIDIA driver for WSL",
             evidence,
             "install the NVIDIA driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
         )
-    return ok_finding("WSL uses the Windows driver", evidence)
+    return ok("WSL uses the Windows driver", evidence)
 
 
 def mps(context: RunContext) -> Finding:
@@ -138,21 +109,21 @@ def mps(context: RunContext) -> Finding:
         "nvidia-cuda-mps-control": "running" if daemon_runs else "not found",
     }
     if context.cuda_error is not None and 805 <= context.cuda_error <= 809:
-        return fail_finding(
+        return fail(
             f"CUDA cannot connect to the MPS daemon ({context.cuda_error})",
             evidence,
             "nvidia-cuda-mps-control -d",
             f"or stop using MPS: unset {_PIPES_VARIABLE}; rm -r {directory}",
         )
     if _PIPES_VARIABLE in context.variables and not pipes:
-        return warn_finding(
+        return warn(
             f"{_PIPES_VARIABLE}={directory}, but no MPS daemon runs with this directory",
             evidence,
             f"unset {_PIPES_VARIABLE}, or start the daemon: nvidia-cuda-mps-control -d",
         )
     if daemon_runs or pipes:
-        return ok_finding(f"an MPS daemon runs with {directory}", evidence)
-    return ok_finding("MPS is not in use")
+        return ok(f"an MPS daemon runs with {directory}", evidence)
+    return ok("MPS is not in use")
 
 
 # --- profilers -------------------------------------------------------------------------------------
@@ -172,7 +143,7 @@ _PROFILING_TOOLS = {
 }
 
 
-def cupti_users(context: RunContext) -> Finding:
+def cupti_users(context: RunContext) -> Iterator[Finding]:
     """Only one tool can use CUPTI: torch.profiler, nsys, ncu, compute-sanitizer and cuda-gdb conflict.
 
     CUDA_INJECTION64_PATH makes the driver load a tool into every CUDA program; NVTX_INJECTION64_PATH does
@@ -180,23 +151,16 @@ def cupti_users(context: RunContext) -> Finding:
     DCGM (nv-hostengine) also uses the performance counters: profilers report "hardware busy" until
     dcgmi profile --pause. The check does not see processes of other containers.
     """
-    running_processes = (
-        frozenset() if isinstance(context.processes, Unavailable) else context.processes
-    )
-    tool_findings = (
-        warn_finding(
-            f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name)
+    yield from apply_rules(rules_of("CK025"), context.variables)
+    processes = frozenset() if isinstance(context.processes, Unavailable) else context.processes
+    for name in sorted(processes & _PROFILING_TOOLS.keys()):
+        fix = (
+            "dcgmi profile --pause while you profile, then --resume"
+            if name in ("nv-hostengine", "dcgm-exporter")
+            else f"end {name} before you profile"
         )
-        for name in sorted(running_processes & _PROFILING_TOOLS.keys())
-    )
-    findings = (*apply_rules(rules_of("CK025"), context.variables), *tool_findings)
-    return combine_findings(findings, otherwise=ok_finding("no other tool uses CUPTI"))
-
-
-def _release_fix(name: str) -> str:
-    if name in ("nv-hostengine", "dcgm-exporter"):
-        return "dcgmi profile --pause while you profile, then --resume"
-    return f"end {name} before you profile"
+        yield warn(f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, fix)
+    yield ok("no other tool uses CUPTI")
 
 
 def performance_counters(context: RunContext) -> Finding:
@@ -206,20 +170,19 @@ def performance_counters(context: RunContext) -> Finding:
     the process has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0,
     which /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
     """
-    driver_parameters = context.driver.parameters
-    if driver_parameters is None:
+    if context.driver.parameters is None:
         require_driver(context)
         raise NotCheckable("/proc/driver/nvidia/params cannot be read here")
-    parameter_value = driver_parameters.get("RmProfilingAdminOnly")
+    value = context.driver.parameters.get("RmProfilingAdminOnly")
     evidence = {
-        "RmProfilingAdminOnly": parameter_value or "?",
+        "RmProfilingAdminOnly": value or "?",
         "CAP_SYS_ADMIN": "yes" if context.privileged else "no",
     }
-    if parameter_value == "0":
-        return ok_finding("every user can read performance counters", evidence)
+    if value == "0":
+        return ok("every user can read performance counters", evidence)
     if context.privileged:
-        return ok_finding("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
-    return warn_finding(
+        return ok("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
+    return warn(
         "only administrators can read performance counters (timelines need no privilege)",
         evidence,
         "run ncu with sudo; or allow all users: echo 'options nvidia "
@@ -250,19 +213,17 @@ def shared_memory(context: RunContext) -> Finding:
     Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
     (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
     """
-    shared_bytes = require_fact(context.host.shared_memory_bytes)
-    evidence = {SHARED_MEMORY: format_bytes(shared_bytes)}
-    if shared_bytes >= _MIN_SHARED_BYTES:
-        return ok_finding(f"{SHARED_MEMORY} has {format_bytes(shared_bytes)}", evidence)
+    size_bytes = require_fact(context.host.shared_memory_bytes)
+    size = format_bytes(size_bytes)
+    evidence = {SHARED_MEMORY: size}
+    if size_bytes >= _MIN_SHARED_BYTES:
+        return ok(f"{SHARED_MEMORY} has {size}", evidence)
     fixes = _CONTAINER_SHM_FIXES if context.host.container else _HOST_SHM_FIXES
-    return warn_finding(
-        f"{SHARED_MEMORY} has only {format_bytes(shared_bytes)}: data loader workers may crash",
-        evidence,
-        *fixes,
-    )
+    summary = f"{SHARED_MEMORY} has only {size}: data loader workers may crash"
+    return warn(summary, evidence, *fixes)
 
 
-def memory_limits(context: RunContext) -> Finding:
+def memory_limits(context: RunContext) -> Iterator[Finding]:
     """CUDA reserves far more address space than it uses; if that fails, CUDA fails with error 2.
 
     A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent this
@@ -271,35 +232,30 @@ def memory_limits(context: RunContext) -> Finding:
     """
     limits = require_fact(context.limits)
     address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
-    overcommit_mode, infiniband_cards = context.host.overcommit_memory, context.host.infiniband
+    overcommit_mode, cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
         "address space (ulimit -v)": _limit_text(address_limit),
         "locked memory (ulimit -l)": _limit_text(lock_limit),
         "vm.overcommit_memory": overcommit_mode or "?",
     }
-    rules = (
-        (
-            address_limit is not None and address_limit < _MIN_ADDRESS_SPACE,
+    if address_limit is not None and address_limit < _MIN_ADDRESS_SPACE:
+        yield warn(
             f"the address space is limited to {_limit_text(address_limit)}: CUDA may fail with "
             "out of memory (error 2)",
+            evidence,
             "ulimit -v unlimited, or ask the batch system for more memory",
-        ),
-        (
-            overcommit_mode == "2",
-            "vm.overcommit_memory is 2: CUDA may fail with out of memory (error 2)",
-            "sudo sysctl vm.overcommit_memory=0",
-        ),
-        (
-            bool(infiniband_cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
+        )
+    if overcommit_mode == "2":
+        summary = "vm.overcommit_memory is 2: CUDA may fail with out of memory (error 2)"
+        yield warn(summary, evidence, "sudo sysctl vm.overcommit_memory=0")
+    if cards and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES:
+        yield warn(
             f"only {_limit_text(lock_limit)} of memory can be locked; InfiniBand "
-            f"({', '.join(infiniband_cards)}) needs more",
+            f"({', '.join(cards)}) needs more",
+            evidence,
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
-        ),
-    )
-    return combine_findings(
-        (warn_finding(message, evidence, fix) for is_met, message, fix in rules if is_met),
-        otherwise=ok_finding("no limit prevents CUDA from reserving memory", evidence),
-    )
+        )
+    yield ok("no limit prevents CUDA from reserving memory", evidence)
 
 
 def _limit_text(limit: int | None) -> str:
@@ -325,16 +281,16 @@ def compiled_extensions(context: RunContext) -> Finding:
     pip builds the extensions if it finds a C compiler and the headers of Python; otherwise it installs
     cudakit without them, silently. Snapshots and the allocator then use a slower Python implementation.
     """
-    effects_of_missing = {
-        name: effect_of_missing
-        for name, effect_of_missing in _EFFECTS_OF_MISSING.items()
+    missing = {
+        name: effect
+        for name, effect in _EFFECTS_OF_MISSING.items()
         if name in context.software.missing_extensions
     }
-    if not effects_of_missing:
-        return ok_finding("cudakit's compiled extensions are installed")
-    return warn_finding(
-        f"cudakit was installed without {count_of(len(effects_of_missing), 'compiled extension')}",
-        effects_of_missing,
+    if not missing:
+        return ok("cudakit's compiled extensions are installed")
+    return warn(
+        f"cudakit was installed without {count_of(len(missing), 'compiled extension')}",
+        missing,
         "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
         "pip install --force-reinstall --no-cache-dir --no-binary cudakit cudakit",
     )
@@ -366,21 +322,21 @@ def gpudirect_storage(context: RunContext) -> Finding:
             else "GPUDirect Storage is not set up and udev's database /run/udev is missing; only programs "
             "that use cuFile need them"
         )
-        return ok_finding(summary, evidence)
+        return ok(summary, evidence)
     if not context.driver.udev_database:
-        return warn_finding(
+        return warn(
             f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on block devices, such as "
             "NVMe drives, because udev's database /run/udev is missing",
             evidence,
             "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
         )
     if not mounts:
-        return warn_finding(
+        return warn(
             f"nvidia-fs {nvidia_fs_version} is loaded, but no mounted file system supports GPUDirect Storage",
             evidence,
             "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
         )
-    return ok_finding(f"nvidia-fs {nvidia_fs_version} is loaded, for {mounts_text}", evidence)
+    return ok(f"nvidia-fs {nvidia_fs_version} is loaded, for {mounts_text}", evidence)
 
 
 # --- Xid errors: the table of their meanings, and the check of the kernel log (CK033) --------------
@@ -433,36 +389,26 @@ def xids(context: RunContext) -> Finding:
     """
     log_lines = require_fact(context.driver.kernel_log)
     matches = (_XID_PATTERN.search(line) for line in log_lines if "Xid" in line)
-    count_by_gpu_and_xid = Counter((match[1], int(match[2])) for match in matches if match)
-    if not count_by_gpu_and_xid:
-        return ok_finding("no Xid errors in the kernel log")
-    xid_by_number = known_xids()
+    counts = Counter((match[1], int(match[2])) for match in matches if match)
+    if not counts:
+        return ok("no Xid errors in the kernel log")
+    table = known_xids()
+    numbers = sorted({number for _, number in counts})
+    known = {number: table[number] for number in numbers if number in table}
     evidence = {
-        f"Xid {number} on {address}": f"{xid_count}×, {xid_by_number[number].meaning}"
-        if number in xid_by_number
-        else f"{xid_count}×, not in the table"
-        for (address, number), xid_count in sorted(count_by_gpu_and_xid.items())
+        f"Xid {number} on {address}": f"{count}×, "
+        f"{known[number].meaning if number in known else 'not in the table'}"
+        for (address, number), count in sorted(counts.items())
     }
-    xid_numbers = sorted({number for _, number in count_by_gpu_and_xid})
-    numbers_text = ", ".join(map(str, xid_numbers))
-    origins = {
-        xid_by_number[number].origin if number in xid_by_number else "notice"
-        for number in xid_numbers
-    }
+    numbers_text = ", ".join(map(str, numbers))
+    origins = {known[number].origin if number in known else "notice" for number in numbers}
     if origins == {"program"}:
-        return warn_finding(
-            f"programs caused GPU errors since boot (Xid {numbers_text})",
-            evidence,
-            _USUAL_ACTIONS["program"],
-        )
-    make_finding = fail_finding if "hardware" in origins else warn_finding
+        summary = f"programs caused GPU errors since boot (Xid {numbers_text})"
+        return warn(summary, evidence, _USUAL_ACTIONS["program"])
+    make_finding = fail if "hardware" in origins else warn
     return make_finding(
         f"the driver reported GPU errors since boot (Xid {numbers_text})",
         evidence,
-        *(
-            f"Xid {xid_number}: {xid_by_number[xid_number].action}"
-            for xid_number in xid_numbers
-            if xid_number in xid_by_number
-        ),
+        *(f"Xid {number}: {xid.action}" for number, xid in known.items()),
         f"NVIDIA's catalog: {CATALOG_URL}",
     )

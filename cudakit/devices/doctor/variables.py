@@ -12,9 +12,8 @@ from importlib.resources import files
 from cudakit.devices.doctor.check import (
     Finding,
     SetVariable,
-    combine_findings,
-    ok_finding,
-    warn_finding,
+    ok,
+    warn,
 )
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import RunContext
@@ -68,70 +67,57 @@ def _is_on(value: str) -> bool:
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
     """Return the rules of the table for a check. Each rule warns if its variable is set to an "on" value."""
     return tuple(
-        VariableRule(
-            known_variable.name, _is_on, f"{{name}}={{value}}: {known_variable.effect}", fix
-        )
-        for known_variable in known_variables().values()
-        if known_variable.check == check
+        VariableRule(variable.name, _is_on, f"{{name}}={{value}}: {variable.effect}", fix)
+        for variable in known_variables().values()
+        if variable.check == check
     )
 
 
 def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the warning of each rule that applies to the value of its variable."""
     for rule in rules:
-        variable_value = variables.get(rule.name)
-        if variable_value is not None and rule.matches_value(variable_value):
+        value = variables.get(rule.name)
+        if value is not None and rule.matches_value(value):
             message, fix = (
-                template.format(name=rule.name, value=variable_value)
+                template.format(name=rule.name, value=value)
                 for template in (rule.message, rule.fix)
             )
-            yield warn_finding(message, {rule.name: variable_value}, fix)
+            yield warn(message, {rule.name: value}, fix)
 
 
 def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
     """Return the variables of the table that are set, with their values and effects."""
-    known_by_name = known_variables()
-    value_by_name = {**context.software.nccl_conf, **context.variables}
-    return tuple(
-        SetVariable(
-            name,
-            value_by_name[name],
-            _effect_of(known_variable, value_by_name[name]),
-            known_variable.library,
-            known_variable.source,
-        )
-        for name, known_variable in known_by_name.items()
-        if name in value_by_name
-    )
-
-
-def _effect_of(known_variable: Variable, value: str) -> str:
-    is_switch = known_variable.effect.startswith(_SWITCH_MARK)
-    effect = known_variable.effect.removeprefix(_SWITCH_MARK)
-    if (is_switch or known_variable.check) and not _is_on(value):
-        # With an empty value, libraries use their default, which may be on.
-        return f"{'off' if value.strip() else 'empty'}; if on, {effect}"
-    return effect
+    values = {**context.software.nccl_conf, **context.variables}
+    found = []
+    for name, variable in known_variables().items():
+        if name in values:
+            value, effect = values[name], variable.effect.removeprefix(_SWITCH_MARK)
+            is_switch = effect != variable.effect
+            if (is_switch or variable.check) and not _is_on(value):
+                # With an empty value, libraries use their default, which may be on.
+                effect = f"{'off' if value.strip() else 'empty'}; if on, {effect}"
+            found.append(SetVariable(name, value, effect, variable.library, variable.source))
+    return tuple(found)
 
 
 # --- CK020: debugging ------------------------------------------------------------------------------
 
 
-def debugging(context: RunContext) -> Finding:
+def debugging(context: RunContext) -> Iterator[Finding]:
     """Debugging variables make CUDA programs slow if they stay set.
 
     CUDA_LAUNCH_BLOCKING=1 is the best known: every launch waits for its kernel, so nothing overlaps. Other
     variables compile every kernel again, disable PyTorch's caching allocator, or run Numba's and Triton's
     kernels on the CPU.
     """
-    findings = apply_rules(rules_of("CK020"), context.variables)
-    return combine_findings(findings, otherwise=ok_finding("no debugging variable is set"))
+    yield from apply_rules(rules_of("CK020"), context.variables)
+    yield ok("no debugging variable is set")
 
 
 # --- CK021: allocators -----------------------------------------------------------------------------
 
 
-def allocator(context: RunContext) -> Finding:
+def allocator(context: RunContext) -> Iterator[Finding]:
     """PYTORCH_ALLOC_CONF, and its older name PYTORCH_CUDA_ALLOC_CONF, set up PyTorch's allocator.
 
     The form is key:value,key:value. An unknown key or an invalid value stops the program at its first use
@@ -142,28 +128,20 @@ def allocator(context: RunContext) -> Finding:
     """
     settings = {name: context.variables[name] for name in VARIABLES if name in context.variables}
     if not any(settings.values()):
-        return ok_finding("PyTorch's allocator has its default settings")
+        yield ok("PyTorch's allocator has its default settings")
+        return
     pytorch_settings = {name: settings[name] for name in PYTORCH_VARIABLES if name in settings}
     # PyTorch reads the first of its variables only; CUDAKIT_ALLOC_CONF configures another allocator.
-    applied_settings = [*pytorch_settings.items()][:1] + [
-        (name, text) for name, text in settings.items() if name not in pytorch_settings
-    ]
-    warnings = [
-        warning for name, text in applied_settings for warning in _invalid_settings(name, text)
-    ]
+    applied = dict([*pytorch_settings.items()][:1])
+    applied |= {name: text for name, text in settings.items() if name not in pytorch_settings}
+    for name, text in applied.items():
+        yield from _invalid_settings(name, text)
     if len(set(pytorch_settings.values())) > 1:
-        pytorch_name = applied_settings[0][0]
-        warnings.append(
-            warn_finding(
-                f"both {' and '.join(pytorch_settings)} are set; {pytorch_name} wins",
-                pytorch_settings,
-                f"unset {pytorch_name}",
-            )
-        )
-    applied_text = " and ".join(f"{name}={text}" for name, text in applied_settings)
-    return combine_findings(
-        warnings, otherwise=ok_finding(f"the settings of {applied_text} are valid", settings)
-    )
+        winner = next(iter(pytorch_settings))
+        summary = f"both {' and '.join(pytorch_settings)} are set; {winner} wins"
+        yield warn(summary, pytorch_settings, f"unset {winner}")
+    applied_text = " and ".join(f"{name}={text}" for name, text in applied.items())
+    yield ok(f"the settings of {applied_text} are valid", settings)
 
 
 def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
@@ -171,10 +149,10 @@ def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
         settings = parse_config(text, variable=name)
     except InputError as error:
         fix = error.hint or f"correct the value, or unset {name}"
-        yield warn_finding(error.message, {name: text}, fix)
+        yield warn(error.message, {name: text}, fix)
         return
     if name not in PYTORCH_VARIABLES and settings.backend != "native":
-        yield warn_finding(
+        yield warn(
             f"cudakit's allocator does not support backend:{settings.backend} of {name}",
             {name: text},
             f"remove backend:{settings.backend} from {name}",
@@ -184,7 +162,7 @@ def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
 # --- CK022: NCCL -----------------------------------------------------------------------------------
 
 
-def nccl(context: RunContext) -> Finding:
+def nccl(context: RunContext) -> Iterator[Finding]:
     """Some NCCL variables disable fast transfers, and often remain in scripts after debugging.
 
     NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_IB_DISABLE each disable one kind of transfer;
@@ -193,53 +171,41 @@ def nccl(context: RunContext) -> Finding:
     NCCL_IB_HCA) and features that a virtual machine lacks (NCCL_NVLS_ENABLE=0).
     """
     settings = {**context.software.nccl_conf, **context.variables}
+    yield from apply_rules(rules_of("CK022", _NCCL_FIX), settings)
+    for name, variable in known_variables().items():
+        if variable.effect.startswith("former name of") and name in settings:
+            yield warn(
+                f"PyTorch 2.2 and newer read TORCH_{name} instead of {name}",
+                {name: settings[name]},
+                f"export TORCH_{name}={settings[name]}; unset {name}",
+            )
+    log_level = settings.get("NCCL_DEBUG", "").upper()
+    if log_level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
+        yield warn(
+            f"NCCL_DEBUG={log_level}: every rank writes a long log",
+            {"NCCL_DEBUG": log_level},
+            "export NCCL_DEBUG=WARN",
+        )
     nccl_settings = {
-        name: variable_value
-        for name, variable_value in sorted(settings.items())
+        name: value
+        for name, value in sorted(settings.items())
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
         if name.startswith("NCCL_") and name != "NCCL_VERSION" and not _nearest_variable(name)
     }
-    finding = ok_finding(
-        f"no setting of NCCL gets a warning; set: {', '.join(nccl_settings)}", nccl_settings
-    )
-    return combine_findings(
-        (
-            *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
-            *apply_rules(_renamed_variables(), settings),
-            *_nccl_log_warning(settings),
-        ),
-        otherwise=finding if nccl_settings else ok_finding("NCCL has its default settings"),
-    )
+    if nccl_settings:
+        set_text = ", ".join(nccl_settings)
+        yield ok(f"no setting of NCCL gets a warning; set: {set_text}", nccl_settings)
+    else:
+        yield ok("NCCL has its default settings")
 
 
 _NCCL_FIX = "unset {name}, unless this machine needs it"
 
 
-def _renamed_variables() -> Iterator[VariableRule]:
-    for row in known_variables().values():
-        if row.effect.startswith("former name of"):
-            yield VariableRule(
-                row.name,
-                lambda value: True,  # noqa: ARG005
-                f"PyTorch 2.2 and newer read TORCH_{row.name} instead of {row.name}",
-                f"export TORCH_{row.name}={{value}}; unset {row.name}",
-            )
-
-
-def _nccl_log_warning(settings: Mapping[str, str]) -> Iterator[Finding]:
-    log_level = settings.get("NCCL_DEBUG", "").upper()
-    if log_level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
-        yield warn_finding(
-            f"NCCL_DEBUG={log_level}: every rank writes a long log",
-            {"NCCL_DEBUG": log_level},
-            "export NCCL_DEBUG=WARN",
-        )
-
-
 # --- CK023: cuBLAS and cuDNN -----------------------------------------------------------------------
 
 
-def math_libraries(context: RunContext) -> Finding:
+def math_libraries(context: RunContext) -> Iterator[Finding]:
     """Variables of cuBLAS and cuDNN change speed, precision, determinism and logging.
 
     NVIDIA_TF32_OVERRIDE=0 disables TF32 everywhere: float32 GEMMs then run without tensor cores.
@@ -247,20 +213,17 @@ def math_libraries(context: RunContext) -> Finding:
     may expect. torch.use_deterministic_algorithms needs CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8; the form
     is :KiB:count, repeated. CUBLASLT_WORKSPACE_SIZE is in KiB; a small value excludes the fast kernels.
     """
+    yield from apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables)
     math_settings = {
-        name: context.variables[name]
-        for name in sorted(context.variables)
+        name: value
+        for name, value in sorted(context.variables.items())
         if (name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name) and not _nearest_variable(name)
     }
-    finding_if_ok = ok_finding(
-        f"no setting slows down cuBLAS or cuDNN; set: {', '.join(math_settings)}", math_settings
-    )
-    return combine_findings(
-        apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables),
-        otherwise=finding_if_ok
-        if math_settings
-        else ok_finding("cuBLAS and cuDNN have their default settings"),
-    )
+    if math_settings:
+        set_text = ", ".join(math_settings)
+        yield ok(f"no setting slows down cuBLAS or cuDNN; set: {set_text}", math_settings)
+    else:
+        yield ok("cuBLAS and cuDNN have their default settings")
 
 
 _MATH_RULES = (
@@ -309,38 +272,33 @@ _VARIABLE_PREFIXES = (
 _LONG_NAME_LENGTH = 16
 
 
-def misspelled(context: RunContext) -> Finding:
+def misspelled(context: RunContext) -> Iterator[Finding]:
     """A misspelled environment variable has no effect, and no library reports it.
 
     CUDA_VISIBLE_DEVICE=1 (without the S) hides no device. A name is reported if it differs by one letter
     (two in a long name) or two swapped letters from a variable of CUDA, its libraries or frameworks, or of
     cudakit.
     """
-    return combine_findings(
-        (
-            warn_finding(
-                f"no library reads {name}; the variable is {correct_name}",
-                {name: context.variables[name]},
-                f"export {correct_name}={context.variables[name]}; unset {name}",
+    for name, value in sorted(context.variables.items()):
+        known = _nearest_variable(name)
+        if known:
+            yield warn(
+                f"no library reads {name}; the variable is {known}",
+                {name: value},
+                f"export {known}={value}; unset {name}",
             )
-            for name in sorted(context.variables)
-            for correct_name in _nearest_variable(name)
-        ),
-        otherwise=ok_finding("no misspelled environment variable"),
-    )
+    yield ok("no misspelled environment variable")
 
 
-def _nearest_variable(name: str) -> tuple[str, ...]:
-    """Return the known name that a misspelled name is most similar to, or an empty tuple."""
-    known_by_name, upper_name = known_variables(), name.upper()
-    if name in known_by_name or not upper_name.startswith(_VARIABLE_PREFIXES):
-        return ()
-    distance, nearest_name = min(
-        (_edit_distance(upper_name, candidate), candidate) for candidate in known_by_name
+def _nearest_variable(name: str) -> str:
+    """Return the known name that a misspelled name is most similar to, or an empty text."""
+    upper_name = name.upper()
+    if name in known_variables() or not upper_name.startswith(_VARIABLE_PREFIXES):
+        return ""
+    distance, nearest = min(
+        (_edit_distance(upper_name, known), known) for known in known_variables()
     )
-    return (
-        (nearest_name,) if distance <= (2 if len(nearest_name) >= _LONG_NAME_LENGTH else 1) else ()
-    )
+    return nearest if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ""
 
 
 def _edit_distance(first_text: str, second_text: str) -> int:

@@ -25,10 +25,10 @@ from cudakit.devices.doctor.check import (
     Finding,
     NotCheckable,
     Status,
-    combine_findings,
-    fail_finding,
-    ok_finding,
-    warn_finding,
+    fail,
+    join_findings,
+    ok,
+    warn,
 )
 from cudakit.devices.doctor.checks import (
     SELF_TEST,
@@ -97,23 +97,19 @@ def test_explanation_is_docstring() -> None:
 
 
 def test_combined_findings_have_worst_first_and_no_duplicates() -> None:
-    finding = combine_findings(
+    finding = join_findings(
         [
-            ok_finding("fine"),
-            warn_finding("slow", {"a": "1"}, "wait"),
-            fail_finding("dead", {"b": "2"}, "repair", "wait"),
-        ],
-        otherwise=ok_finding("unused"),
+            ok("fine"),
+            warn("slow", {"a": "1"}, "wait"),
+            fail("dead", {"b": "2"}, "repair", "wait"),
+        ]
     )
 
     assert finding == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("repair", "wait"))
 
 
 def test_combined_findings_without_problem_are_ok() -> None:
-    assert (
-        combine_findings([ok_finding("fine")], otherwise=ok_finding("all fine")).summary
-        == "all fine"
-    )
+    assert join_findings([ok("some fine"), ok("all fine")]).summary == "all fine"
 
 
 def test_statuses_ascend_by_severity() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.devices.doctor.check import SCHEMA, CheckResult, DeviceLine, DoctorResult, Status
-from cudakit.devices.doctor.checks import checks_by_id, diagnose
+from cudakit.devices.doctor.checks import THEMES, checks_by_id, diagnose
 from cudakit.devices.doctor.report import (
     _COMMON_NAMES,
     Identity,
@@ -28,6 +28,8 @@ from cudakit.report import console
 from cudakit.report.document import Document, Facts, Note, Section, Table, Text
 from cudakit.report.json import render
 from cudakit.units import Unavailable
+
+COUNT = sum(map(len, THEMES.values()))
 
 
 def section(document: Document, title: str) -> Section:
@@ -47,7 +49,9 @@ def test_report_without_problems_is_one_line_of_counts(machine: Machine, tmp_pat
     document = report(diagnose(machine()))
 
     assert document.title == "No problems found"
-    assert [note.text for note in notes(document)] == ["38 checks: 0 failed, 0 warnings, 38 passed"]
+    assert [note.text for note in notes(document)] == [
+        f"{COUNT} checks: 0 failed, 0 warnings, {COUNT} passed"
+    ]
     assert notes(document)[0].remedies == ("cudakit doctor --all lists every check",)
 
 
@@ -86,7 +90,7 @@ def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
     last = notes(report(diagnose(wrong)))[-1]
 
     assert last.level == "error"
-    assert last.text.startswith("38 checks: 1 failed, 1 warning, ")
+    assert last.text.startswith(f"{COUNT} checks: 1 failed, 1 warning, ")
     assert last.remedies[0] == "cudakit explain CK005 CK020 explains these checks"
 
 
