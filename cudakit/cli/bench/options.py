@@ -194,14 +194,14 @@ def _click_option(field_name: str, spec_option: Option) -> Decorator:
         "sizes": lambda: Value(choices, parse_sizes),
         "elements": lambda: Value(choices, parse_elements),
     }
-    is_flag = kind == "flag"
-    attributes = {} if is_flag else {"type": types[kind](), "metavar": spec_option.metavar}
+    attributes: dict[str, Any] = {"is_flag": True}
+    if kind != "flag":
+        attributes = {"type": types[kind](), "metavar": spec_option.metavar}
     add_option = option(
         spec_option.name,
         field_name,
         help=spec_option.help,
         multiple=spec_option.is_repeatable,
-        is_flag=is_flag,
         **attributes,
     )
     return option_group(spec_option.group, add_option)[0] if spec_option.group else add_option
