@@ -77,7 +77,9 @@ def test_concurrent_directions_move_twice_the_bytes() -> None:
     with closing(Sim()) as gpu:
         one_direction, both, within = (measure(gpu, name) for name in ("h2d", "both", "d2d"))
 
-        assert one_direction.median_s == pytest.approx(gpu.costs.host_link_ns(SIZE) / 1e9)
+        assert one_direction.median_s == pytest.approx(
+            gpu.costs.duration_ns(SIZE, gpu.costs.link_bytes_per_s) / 1e9
+        )
     assert both.median_s == one_direction.median_s
     assert (one_direction.bytes_moved, both.bytes_moved, within.bytes_moved) == (
         SIZE,

@@ -158,7 +158,9 @@ class SimCommunicator:
             launch.write(receive_ptr, np.uint8, receive_bytes)[:] = np.frombuffer(output, np.uint8)
         begin_ns = max(int(packet.header["begin_ns"]) for packet in packets)
         size_bytes = max(send_bytes, receive_bytes)
-        launch.busy(begin_ns - launch.begin_ns + self._duration_ns(operation, size_bytes))
+        bus_bytes = size_bytes * bus_factor(operation, rank_count) if rank_count > 1 else 0
+        duration_ns = _LATENCY_NS + int(bus_bytes * _NS_PER_S / self._link_bytes_per_s)
+        launch.busy(begin_ns - launch.begin_ns + duration_ns)
 
     def _exchange_packets(
         self, begin_ns: int, collective: Collective, data: bytes
@@ -181,12 +183,6 @@ class SimCommunicator:
                 )
         return packets
 
-    def _duration_ns(self, operation: str, size_bytes: int) -> int:
-        if self._rank_count == 1:
-            return _LATENCY_NS
-        bus_bytes = size_bytes * bus_factor(operation, self._rank_count)
-        return _LATENCY_NS + int(bus_bytes * _NS_PER_S / self._link_bytes_per_s)
-
 
 class _Exchange:
     """Passes the packets of every operation on to all ranks, in a thread. Ends when a rank disconnects."""
@@ -198,32 +194,26 @@ class _Exchange:
         threading.Thread(target=self._serve_ranks, name="simulated NCCL", daemon=True).start()
 
     def _serve_ranks(self) -> None:
-        connection_by_rank: dict[int, socket.socket] = {}
+        connections: dict[int, socket.socket] = {}
+        rank_count = 1
         with suppress(OSError, ValueError):
-            self._accept_ranks(connection_by_rank)
-            self._pass_packets([connection_by_rank[rank] for rank in sorted(connection_by_rank)])
-        for connection in connection_by_rank.values():
+            while len(connections) < rank_count:
+                connection, _ = self._server.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                hello = _receive_packet(connection).header
+                connections[int(hello["rank"])] = connection
+                rank_count = int(hello["ranks"])
+            for connection in connections.values():
+                _send_packet(connection, _Packet({}))  # the group is complete
+            ordered = [connections[rank] for rank in sorted(connections)]
+            while True:
+                packets = [_receive_packet(connection) for connection in ordered]
+                for connection in ordered:
+                    for packet in packets:
+                        _send_packet(connection, packet)
+        for connection in connections.values():
             connection.close()
         self._server.close()
-
-    def _accept_ranks(self, connection_by_rank: dict[int, socket.socket]) -> None:
-        """Wait for all ranks, then send each rank an empty packet: the group is complete."""
-        rank_count = 1
-        while len(connection_by_rank) < rank_count:
-            connection, _ = self._server.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello_header = _receive_packet(connection).header
-            connection_by_rank[int(hello_header["rank"])] = connection
-            rank_count = int(hello_header["ranks"])
-        for connection in connection_by_rank.values():
-            _send_packet(connection, _Packet({}))
-
-    def _pass_packets(self, connections: Sequence[socket.socket]) -> None:
-        while True:
-            packets = [_receive_packet(connection) for connection in connections]
-            for connection in connections:
-                for packet in packets:
-                    _send_packet(connection, packet)
 
 
 def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:

@@ -65,7 +65,10 @@ class Context:
             atexit.register(self._finish_work_at_exit)
         is_profiled = os.environ.get(EVENTS_VARIABLE) == PROFILE_EVENTS
         self.recorder = Recorder(None if is_profiled else sink)
-        self.cuda_view = _cuda_view(model)
+        view = model_record(model).cuda
+        if not isinstance(view, CudaView):
+            raise EnvironmentUnusable(f"sim:{model} models a machine without CUDA: {view.reason}")
+        self.cuda_view = view
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
         self._read_call_site = current_site or int
@@ -214,13 +217,6 @@ def driver_call(
     return call
 
 
-def _cuda_view(model: str) -> CudaView:
-    view = model_record(model).cuda
-    if not isinstance(view, CudaView):
-        raise EnvironmentUnusable(f"sim:{model} models a machine without CUDA: {view.reason}")
-    return view
-
-
 # --- Durations in virtual time: estimates of the right order of magnitude, not measurements --------
 
 _NS_PER_S = 1_000_000_000
@@ -241,23 +237,18 @@ class Costs:
     node_ns: int = 500  # delay between the starts of graph nodes
     minimum_ns: int = 1_000  # duration of the shortest kernel, copy or fill
 
+    def duration_ns(self, size_bytes: int, bytes_per_s: int) -> int:
+        """Return the time to move bytes at a bandwidth."""
+        return self.minimum_ns + size_bytes * _NS_PER_S // bytes_per_s
+
     def device_memory_ns(self, size_bytes: int) -> int:
         """Return the time to read or write bytes of device memory."""
-        return self.minimum_ns + size_bytes * _NS_PER_S // self.memory_bytes_per_s
-
-    def host_link_ns(self, size_bytes: int) -> int:
-        """Return the time to copy bytes between pinned host memory and the device."""
-        return self.minimum_ns + size_bytes * _NS_PER_S // self.link_bytes_per_s
-
-    def pageable_ns(self, size_bytes: int) -> int:
-        """Return the time to copy bytes between pageable host memory and the device."""
-        return self.minimum_ns + size_bytes * _NS_PER_S // self.pageable_bytes_per_s
+        return self.duration_ns(size_bytes, self.memory_bytes_per_s)
 
     def to_peer_ns(self, size_bytes: int, nvlink_count: int) -> int:
         """Return the time to copy bytes to a peer: over NVLink, or at host link speed without NVLink."""
-        if not nvlink_count:
-            return self.host_link_ns(size_bytes)
-        return self.minimum_ns + size_bytes * _NS_PER_S // (nvlink_count * self.nvlink_bytes_per_s)
+        nvlinks_bytes_per_s = nvlink_count * self.nvlink_bytes_per_s
+        return self.duration_ns(size_bytes, nvlinks_bytes_per_s or self.link_bytes_per_s)
 
 
 def costs_of(facts: DeviceFacts) -> Costs:

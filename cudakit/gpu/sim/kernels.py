@@ -346,13 +346,18 @@ def image_of(source: str) -> bytes:
     Raises a CudaError for text without functions or with unbalanced brackets; other errors are not detected.
     """
     text = _COMMENT.sub(" ", source)
-    if not _looks_like_cuda(text):
+    is_balanced = all(text.count(left) == text.count(right) for left, right in ("()", "[]", "{}"))
+    if not is_balanced or (text.strip() and not any(token in text for token in "{;")):
         raise CudaError(
             6,
             "NVRTC_ERROR_COMPILATION",
             "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
         )
-    type_sizes = _type_sizes(text)
+    type_sizes = dict(_TYPE_BYTES)
+    for definition, name in _TYPEDEF.findall(text):
+        size = _POINTER_BYTES if "*" in definition else type_sizes.get(_base_type(definition))
+        if size is not None:
+            type_sizes[name] = size
     kernels = {
         name: _parameter_sizes(parameters, type_sizes) for name, parameters in _KERNEL.findall(text)
     }
@@ -369,42 +374,18 @@ def signatures_of(image: bytes) -> Signatures:
     return {name: None if sizes is None else tuple(sizes) for name, sizes in kernels.items()}
 
 
-def _looks_like_cuda(text: str) -> bool:
-    has_balanced_brackets = all(
-        text.count(opening_bracket) == text.count(closing_bracket)
-        for opening_bracket, closing_bracket in ("()", "[]", "{}")
-    )
-    return has_balanced_brackets and (
-        not text.strip() or any(token in text for token in ("{", ";"))
-    )
-
-
-def _type_sizes(text: str) -> dict[str, int]:
-    type_sizes = dict(_TYPE_BYTES)
-    for definition, name in _TYPEDEF.findall(text):
-        size = _POINTER_BYTES if "*" in definition else type_sizes.get(_base_type(definition))
-        if size is not None:
-            type_sizes[name] = size
-    return type_sizes
-
-
-def _parameter_sizes(parameters_text: str, type_sizes: Mapping[str, int]) -> list[int] | None:
-    declarations = [
-        parameter.strip()
-        for parameter in parameters_text.split(",")
-        if parameter.strip() not in ("", "void")
-    ]
-    sizes = [_parameter_size(parameter, type_sizes) for parameter in declarations]
-    known_sizes = [size for size in sizes if size is not None]
-    return known_sizes if len(known_sizes) == len(sizes) else None
-
-
-def _parameter_size(parameter: str, type_sizes: Mapping[str, int]) -> int | None:
-    if "*" in parameter:
-        return _POINTER_BYTES
-    return type_sizes.get(
-        _base_type(parameter), type_sizes.get(_base_type(parameter.rpartition(" ")[0]))
-    )
+def _parameter_sizes(parameters: str, type_sizes: Mapping[str, int]) -> list[int] | None:
+    """Return the sizes of parameters in bytes; None if a type is unknown."""
+    sizes = []
+    for parameter in map(str.strip, parameters.split(",")):
+        if parameter in ("", "void"):
+            continue
+        types = (_base_type(parameter), _base_type(parameter.rpartition(" ")[0]))
+        known = [type_sizes[name] for name in types if name in type_sizes]
+        if "*" not in parameter and not known:
+            return None
+        sizes.append(_POINTER_BYTES if "*" in parameter else known[0])
+    return sizes
 
 
 def _base_type(declaration: str) -> str:

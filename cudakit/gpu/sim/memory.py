@@ -74,7 +74,7 @@ class SimMemory:
         self.context = context
         self.device_allocations: dict[int, Region] = {}
         # Function that is called with the address of each freed allocation.
-        self.on_free: Callable[[int], None] = _ignore_free
+        self.on_free: Callable[[int], None] = lambda _: None
         self._streams, self._heap, self._peers = streams, heap, peers
         self._host_allocations: dict[int, Region] = {}
         self._registered_ptrs: set[int] = set()
@@ -237,10 +237,16 @@ class SimMemory:
             raise cuda_error(Status.INVALID_VALUE, detail=f"{ptr:#x} is pageable host memory")
         if size_bytes == 0:
             return
+
+        def run_fill() -> Outcome:
+            for part in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
+                part[:] = value
+            return Outcome(self.context.costs.device_memory_ns(size_bytes))
+
         fill_job = Job(
             NodeType.FILL,
-            lambda: self._fill_bytes(ptr, value, size_bytes),
-            accesses=(_make_access(ptr, size_bytes, AccessMode.WRITE),),
+            run_fill,
+            accesses=(Access(ptr, ptr + size_bytes, AccessMode.WRITE),),
             activity=trace_events.FillRun(0, 0, 0, size_bytes),
         )
         if self._streams.submit(queue, fill_job):
@@ -279,10 +285,10 @@ class SimMemory:
         direction = _DIRECTIONS[bool(source.host), bool(target.host)]
         host_kind, costs = max(target.host, source.host), self.context.costs
         if host_kind:
-            duration_of = (
-                costs.host_link_ns if host_kind is HostMemory.PINNED else costs.pageable_ns
-            )
-            return _Route(direction, host_kind, _ENGINES.get(direction), duration_of(size_bytes))
+            is_pinned = host_kind is HostMemory.PINNED
+            rate = costs.link_bytes_per_s if is_pinned else costs.pageable_bytes_per_s
+            duration_ns = costs.duration_ns(size_bytes, rate)
+            return _Route(direction, host_kind, _ENGINES.get(direction), duration_ns)
         if target.peer == source.peer:
             return _Route(direction, host_kind, None, costs.device_memory_ns(2 * size_bytes))
         is_to_peer = source.peer is None
@@ -302,8 +308,8 @@ class SimMemory:
             return Outcome(route.duration_ns)
 
         accesses = (
-            _make_access(src, size_bytes, AccessMode.READ),
-            _make_access(dst, size_bytes, AccessMode.WRITE),
+            Access(src, src + size_bytes, AccessMode.READ),
+            Access(dst, dst + size_bytes, AccessMode.WRITE),
         )
         host_kind = MemoryKind.PINNED if route.host is HostMemory.PINNED else MemoryKind.PAGEABLE
         is_from_host = route.direction in (Direction.HOST_TO_DEVICE, Direction.HOST_TO_HOST)
@@ -328,19 +334,6 @@ class SimMemory:
 
     def _read_bytes(self, ptr: int, size_bytes: int) -> Bytes:
         return self._heap.copy_span(ptr, size_bytes, "a copy reads").gather()
-
-    def _fill_bytes(self, ptr: int, value: int, size_bytes: int) -> Outcome:
-        for region_bytes in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
-            region_bytes[:] = value
-        return Outcome(self.context.costs.device_memory_ns(size_bytes))
-
-
-def _ignore_free(ptr: int) -> None:
-    """Ignore a freed allocation: the default of ``on_free``."""
-
-
-def _make_access(ptr: int, size_bytes: int, mode: AccessMode) -> Access:
-    return Access(ptr, ptr + size_bytes, mode)
 
 
 # --- The address space of a simulated device: allocated regions, their content, and the bytes in use ---
@@ -494,10 +487,13 @@ class Heap:
         if rounded_size(size_bytes) > self.free_bytes:
             self._context.wait_for_all()  # completes stream-ordered frees
         if rounded_size(size_bytes) > self.free_bytes:
-            free_text, total_text = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-            free_memory_text = f"{free_text} of {total_text} free on {self._context.name}"
-            error_text = f"{format_bytes(size_bytes)} requested, {free_memory_text}"
-            raise cuda_error(Status.OUT_OF_MEMORY, detail=error_text)
+            free_text = (
+                f"{format_bytes(self.free_bytes)} of {format_bytes(self.capacity_bytes)} free"
+            )
+            raise cuda_error(
+                Status.OUT_OF_MEMORY,
+                detail=f"{format_bytes(size_bytes)} requested, {free_text} on {self._context.name}",
+            )
         self._used_bytes += rounded_size(size_bytes)
 
     def count_free(self, size_bytes: int) -> None:
@@ -524,12 +520,10 @@ class Heap:
         """
         regions = self._live_regions(ptr, size_bytes, accessor)
         if not all(map(self._is_accessible, regions)):
-            inaccessible_kinds_text = (
-                "pageable host memory, or memory of a device without peer access"
-            )
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {inaccessible_kinds_text}",
+                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are pageable host memory, or memory of "
+                "a device without peer access",
             )
         return span(regions, ptr, size_bytes)
 

@@ -160,7 +160,13 @@ class Schedule:
         if self._finish_polls():
             return
         if self._polling_tasks and not self._ready_tasks:
-            self._time_out_first()
+            # No other task can run: the polling task with the earliest timeout ends.
+            self._time_out(
+                min(
+                    self._polling_tasks,
+                    key=lambda task: task.begin_ns + self._polling_tasks[task][0].timeout_ns,
+                )
+            )
             return
         task = self._pop_runnable()
         task.begin_ns = self._last_begin_ns = max(task.earliest_ns, self._last_begin_ns)
@@ -184,18 +190,9 @@ class Schedule:
                 polled_ns = min(now_ns - task.begin_ns, poll.timeout_ns)
                 duration_ns = max(outcome.duration_ns, polled_ns)
                 self._finish_task(task, outcome._replace(duration_ns=duration_ns))
-            elif now_ns >= _timeout_time_ns(task, poll):
+            elif now_ns >= task.begin_ns + poll.timeout_ns:
                 self._time_out(task)
         return len(self._polling_tasks) < polling_count
-
-    def _time_out_first(self) -> None:
-        """End the polling task with the earliest timeout, because no other task can run."""
-        self._time_out(
-            min(
-                self._polling_tasks,
-                key=lambda task: _timeout_time_ns(task, self._polling_tasks[task][0]),
-            )
-        )
 
     def _time_out(self, task: Task) -> None:
         poll, outcome = self._polling_tasks.pop(task)
@@ -226,10 +223,6 @@ class Schedule:
             if not dependent.unfinished_dependencies:
                 self._ready_tasks.push(dependent)
         task.dependents.clear()
-
-
-def _timeout_time_ns(task: Task, poll: Poll) -> int:
-    return task.begin_ns + poll.timeout_ns
 
 
 class EarliestFirst:

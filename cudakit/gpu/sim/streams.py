@@ -94,8 +94,16 @@ class SimStreams:
     @driver_call
     def wait(self, stream: Stream, event: Event) -> None:
         queue, event_state = self.checked_queue(stream), self._events[event]
-        if event_state.capture:
-            _join_capture(queue, event_state.capture, event_state)
+        if capture := event_state.capture:
+            # The stream joins the capture in which the event was recorded.
+            if capture.is_ended:
+                raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {event}")
+            if queue.capture not in (None, capture):
+                raise cuda_error(
+                    Status.STREAM_CAPTURE_MERGE, detail=f"event {event}, stream {queue.number}"
+                )
+            queue.capture = capture
+            queue.nodes = tuple(dict.fromkeys((*queue.nodes, *event_state.nodes)))
         elif queue.capture:
             queue.capture.is_invalidated = True
             raise cuda_error(
@@ -254,18 +262,6 @@ def _invalidate_captures(captures: list[Capture], status: Status) -> CudaError:
     for capture in captures:
         capture.is_invalidated = True
     return cuda_error(status, detail=f"stream {captures[0].origin_stream} is capturing")
-
-
-def _join_capture(queue: Queue, capture: Capture, event_state: EventState) -> None:
-    """Add a stream to the capture in which an event was recorded."""
-    if capture.is_ended:
-        raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {event_state.number}")
-    if queue.capture not in (None, capture):
-        raise cuda_error(
-            Status.STREAM_CAPTURE_MERGE, detail=f"event {event_state.number}, stream {queue.number}"
-        )
-    queue.capture = capture
-    queue.nodes = tuple(dict.fromkeys((*queue.nodes, *event_state.nodes)))
 
 
 # --- State of streams, events and stream captures: the dependencies of the next task ---------------
