@@ -243,13 +243,10 @@ def _next_smaller(value: float, dtype: str) -> float:
         return float(np.nextafter(scalar(value), scalar(-np.inf)))
     # Adjacent bfloat16 numbers differ by 1 in the upper 16 bits of fp32.
     bfloat16_bits = int(np.float32(value).view(np.uint32)) >> 16
-    smaller_bits = (
-        bfloat16_bits - 1
-        if 0 < bfloat16_bits < 0x8000
-        else 0x8001
-        if bfloat16_bits in (0, 0x8000)
-        else bfloat16_bits + 1
-    )
+    if bfloat16_bits in (0, 0x8000):
+        smaller_bits = 0x8001
+    else:
+        smaller_bits = bfloat16_bits + (1 if bfloat16_bits > 0x8000 else -1)
     return float(np.array([smaller_bits << 16], np.uint32).view(np.float32)[0])
 
 

@@ -168,7 +168,12 @@ class Schedule:
                 )
             )
             return
-        task = self._pop_runnable()
+        task = self._ready_tasks.pop()
+        # A task waits until its copy engine is free.
+        while task.job.engine and self._engine_free_ns.get(task.job.engine, 0) > task.earliest_ns:
+            task.earliest_ns = self._engine_free_ns[task.job.engine]
+            self._ready_tasks.push(task)
+            task = self._ready_tasks.pop()
         task.begin_ns = self._last_begin_ns = max(task.earliest_ns, self._last_begin_ns)
         try:
             outcome = task.job.run()
@@ -198,16 +203,6 @@ class Schedule:
         poll, outcome = self._polling_tasks.pop(task)
         poll.on_timeout()
         self._finish_task(task, outcome._replace(duration_ns=poll.timeout_ns))
-
-    def _pop_runnable(self) -> Task:
-        """Return a ready task whose copy engine is free."""
-        while True:
-            task = self._ready_tasks.pop()
-            free_ns = self._engine_free_ns.get(task.job.engine, 0) if task.job.engine else 0
-            if free_ns <= task.earliest_ns:
-                return task
-            task.earliest_ns = free_ns
-            self._ready_tasks.push(task)
 
     def _finish_task(self, task: Task, outcome: Outcome) -> None:
         task.end_ns = task.begin_ns + outcome.duration_ns
