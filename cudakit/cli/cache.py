@@ -76,7 +76,7 @@ def show(*, output: OutputOptions) -> int:
     """
     compile_cache = _user_cache()
     with open_outputs(output) as outputs:
-        outputs.write(_report(_result(compile_cache)))
+        outputs.write(_report(compile_cache))
     return ExitCode.OK
 
 
@@ -92,7 +92,7 @@ def clear(*, output: OutputOptions) -> int:
     with open_outputs(output) as outputs:
         with _os_errors_reported(compile_cache):
             removed_images = Cleared(*compile_cache.clear())
-        outputs.write(_report(_result(compile_cache, cleared=removed_images)))
+        outputs.write(_report(compile_cache, cleared=removed_images))
     return ExitCode.OK
 
 
@@ -125,7 +125,7 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
             _os_errors_reported(compile_cache),
         ):
             warmed_targets = tuple(_compile_sources(compile_cache, capabilities, progress))
-        outputs.write(_report(_result(compile_cache, warmed=warmed_targets)))
+        outputs.write(_report(compile_cache, warmed=warmed_targets))
     return ExitCode.FINDINGS if any(target.failures for target in warmed_targets) else ExitCode.OK
 
 
@@ -148,28 +148,27 @@ def _os_errors_reported(compile_cache: CompileCache) -> Iterator[None]:
     """Raise EnvironmentUnusable for an error of the file system in the cache."""
     try:
         yield
-    except PermissionError as error:
+    except OSError as error:
+        hint = (
+            "make it a directory that only you can write, or set CUDAKIT_CACHE_DIR to another one"
+            if isinstance(error, PermissionError)
+            else "set CUDAKIT_CACHE_DIR to another directory"
+        )
         raise EnvironmentUnusable(
             f"the cache {compile_cache.directory} cannot be used: {error.strerror or error}",
-            hint="make it a directory that only you can write, or set CUDAKIT_CACHE_DIR to another one",
-        ) from error
-    except OSError as error:
-        raise EnvironmentUnusable(
-            f"the cache {compile_cache.directory} cannot be used: {error.strerror}",
-            hint="set CUDAKIT_CACHE_DIR to another directory",
+            hint=hint,
         ) from error
 
 
-def _result(
+def _report(
     compile_cache: CompileCache,
     *,
     cleared: Cleared | None = None,
     warmed: tuple[Warmed, ...] = (),
-) -> CacheResult:
-
+) -> Report:
     with _os_errors_reported(compile_cache):
         images, unusable_files = compile_cache.images()
-    return CacheResult(
+    result = CacheResult(
         directory=str(compile_cache.directory),
         images=tuple(
             Image(
@@ -188,10 +187,6 @@ def _result(
         cleared=cleared,
         warmed=warmed,
     )
-
-
-def _report(result: CacheResult) -> Report:
-
     return Report(result=result, document=lambda: report(result))
 
 
@@ -272,9 +267,7 @@ def _compile_functions(
 class Image:
     """A compiled image in the cache."""
 
-    kernels: (
-        str  # names of the kernels, separated by commas; with the name of the source, "name: a, b"
-    )
+    kernels: str  # names of the kernels: "a, b"; with the name of the source, "name: a, b"
     target: str  # architecture of the image, such as "sm_90"
     compiler: str  # compiler and its version, such as "NVRTC 13.0"
     size_bytes: int  # size of the file
@@ -296,9 +289,8 @@ class Warmed:
     target: str  # architecture, such as "sm_90"
     sources: int  # number of sources whose image is in the cache now
     failures: tuple[str, ...]  # sources that could not be compiled, with the reasons
-    unusable: tuple[
-        str, ...
-    ] = ()  # sources that this architecture cannot use, with the consequences
+    # sources that this architecture cannot use, with the consequences
+    unusable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +322,8 @@ def _title(result: CacheResult) -> str:
             for warmed_target in result.warmed
         )
         return f"Compiled kernels in the cache: {target_counts_text} (one file per source)"
-    return f"{_image_count_text(len(result.images))}, {format_bytes(result.size_bytes)}"
+    count = _file_count_text(len(result.images))
+    return f"{count} with compiled kernels, {format_bytes(result.size_bytes)}"
 
 
 def _nodes(result: CacheResult) -> Iterator[Node]:
@@ -350,26 +343,19 @@ def _nodes(result: CacheResult) -> Iterator[Node]:
             remedies=("cudakit cache clear",),
         )
     if result.images and not result.warmed:
-        yield (
-            Table(
-                columns=(
-                    Column("kernels", "text"),
-                    Column("target", "text"),
-                    Column("compiler", "text"),
-                    Column("size", "number"),
-                    Column("written", "text"),
-                ),
-                rows=tuple(
-                    (
-                        Text(_shortened_kernels(image.kernels)),
-                        Text(image.target),
-                        Text(image.compiler),
-                        Bytes(image.size_bytes),
-                        Text(image.written.replace("T", " ")[:16]),
-                    )
-                    for image in result.images
-                ),
-            )
+        texts = (Column("kernels"), Column("target"), Column("compiler"))
+        yield Table(
+            columns=(*texts, Column("size", "number"), Column("written")),
+            rows=tuple(
+                (
+                    Text(_shortened_kernels(image.kernels)),
+                    Text(image.target),
+                    Text(image.compiler),
+                    Bytes(image.size_bytes),
+                    Text(image.written.replace("T", " ")[:16]),
+                )
+                for image in result.images
+            ),
         )
 
 
@@ -380,10 +366,6 @@ def _shortened_kernels(kernels_text: str) -> str:
         return source_name
     first_kernel, *other_kernels = kernels_text.split(", ")
     return f"{first_kernel} and {len(other_kernels)} more" if other_kernels else first_kernel
-
-
-def _image_count_text(image_count: int) -> str:
-    return f"{_file_count_text(image_count)} with compiled kernels"
 
 
 def _file_count_text(file_count: int) -> str:

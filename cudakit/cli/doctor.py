@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,9 +38,9 @@ def _parse_ids(text: str) -> tuple[str, ...]:
 
 
 def _check_ids() -> list[str]:
-    from cudakit.devices.doctor.checks import SELF_TEST, THEMES
+    from cudakit.devices.doctor.checks import checks_by_id
 
-    return [check.id for checks in {**THEMES, **SELF_TEST}.values() for check in checks]
+    return [*checks_by_id()]
 
 
 _CHECK_OPTIONS = option_group(
@@ -101,12 +100,8 @@ _RESULT_OPTIONS = option_group(
 )
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_CHECK_OPTIONS, *_RESULT_OPTIONS), command)
-
-
 @click.command(cls=Command)
-@_options
+@partial(with_options, (*_CHECK_OPTIONS, *_RESULT_OPTIONS))
 @output_options(COMMON_FORMATS)
 def doctor(
     *,

@@ -76,7 +76,6 @@ def _cuda_errors() -> list[Topic]:
             code=error.code,
             other_names=(error.runtime,) if error.runtime else (),
             meaning=error.meaning,
-            explanation="",
             causes=error.causes,
             action=error.remedy,
             source=_CUDA_SOURCE,

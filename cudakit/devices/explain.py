@@ -27,20 +27,18 @@ _CHECK_PATTERN = re.compile(r"CK0*(\d+)")
 _ERROR_NAME_PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """The explanation of one error, Xid, check, library status or environment variable."""
 
-    kind: (
-        str  # kind: "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
-    )
+    kind: str  # "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
     name: str  # name, such as "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79" or "CK012"
-    code: int | None  # number of the error, Xid or check; null for an environment variable
-    other_names: tuple[str, ...]  # other names of the term
+    code: int | None = None  # number of the error, Xid or check; null for an environment variable
+    other_names: tuple[str, ...] = ()  # other names of the term
     meaning: str  # meaning of an error, statement that a check tests, or effect of a variable
-    explanation: str  # background in paragraphs; empty if there is none
-    causes: str  # typical causes; empty if there are none
-    action: str  # recommended action; empty if there is no general one
+    explanation: str = ""  # background in paragraphs; empty if there is none
+    causes: str = ""  # typical causes; empty if there are none
+    action: str = ""  # recommended action; empty if there is no general one
     source: str  # documentation or source file of the explanation
 
 
@@ -69,13 +67,7 @@ def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explanation:
     ``words`` are those of the command line: "Xid", "79", "700" are two terms. A plain number is a CUDA error,
     an Xid, or both. Raises UsageError, with similar names, for a term that no topic matches.
     """
-    topics = [
-        *cuda_errors,
-        *_xid_topics(),
-        *_check_topics(),
-        *_status_topics(),
-        *_variable_topics(),
-    ]
+    topics = [*_all_topics(cuda_errors)]
     terms = [" ".join(term.split()) for term in _TERM_PATTERN.findall("\n".join(words))] or [""]
     topics_by_term = {
         term: [topic for topic in topics if _matches_topic(term, topic)] for term in terms
@@ -99,16 +91,7 @@ def check_explanation(result: Explanation) -> CheckExplanation | None:
 
 def topic_names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
     """Return the names of all topics, for shell completion."""
-    return tuple(
-        topic.name
-        for topic in (
-            *cuda_errors,
-            *_xid_topics(),
-            *_check_topics(),
-            *_status_topics(),
-            *_variable_topics(),
-        )
-    )
+    return tuple(topic.name for topic in _all_topics(cuda_errors))
 
 
 def _matches_topic(spelling: str, topic: Topic) -> bool:
@@ -141,7 +124,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     term = "_".join(_ABBREVIATIONS.get(word, word) for word in spelling.split("_"))
     similar_names = (
         _similar_names(term, topics)
-        or _topics_beginning_with(term, topics)
+        or [topic.name for topic in topics if term and topic.name.upper().startswith(term)]
         or _topics_with_words(term, topics)
     )
     if 0 < len(similar_names) <= _MAX_SUGGESTIONS + 1:
@@ -169,101 +152,81 @@ def _similar_names(term: str, topics: Sequence[Topic]) -> list[str]:
     return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar_spellings))
 
 
-def _topics_beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
-    return [topic.name for topic in topics if term and topic.name.upper().startswith(term)]
-
-
 def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
     """Return the names of the topics that match a term of several words.
 
     Each word of the term must be the beginning of a word of the topic's name or meaning. A number in the term
     must be the topic's code.
     """
-    word_starts, numbers_of_term = (
-        re.findall(r"[A-Z][A-Z0-9]{2,}", term),
-        re.findall(r"\b\d+", term),
-    )
+    starts, numbers = re.findall(r"[A-Z][A-Z0-9]{2,}", term), re.findall(r"\b\d+", term)
+    if not (starts or numbers):
+        return []
 
     def contains_words(topic: Topic) -> bool:
         words = re.findall(r"[A-Z0-9]+", f"{topic.name} {topic.meaning}".upper())
-        return all(
-            any(word.startswith(word_start) for word in words) for word_start in word_starts
-        ) and all(int(number) == topic.code for number in numbers_of_term)
+        has_words = all(any(word.startswith(start) for word in words) for start in starts)
+        return has_words and all(int(number) == topic.code for number in numbers)
 
-    return (
-        [topic.name for topic in topics if contains_words(topic)]
-        if word_starts or numbers_of_term
-        else []
-    )
+    return [topic.name for topic in topics if contains_words(topic)]
 
 
 # --- topics ----------------------------------------------------------------------------------------
 
 
-def _xid_topics() -> Iterator[Topic]:
-    origin_by_name = {
-        "program": "an error in a program",
-        "hardware": "a hardware or driver problem",
-        "notice": "",
-    }
-    for number, xid in known_xids().items():
-        yield Topic(
-            "Xid",
-            f"Xid {number}",
-            number,
-            (),
-            xid.meaning,
-            "",
-            origin_by_name[xid.origin],
-            xid.action,
-            f"Xid Errors, {CATALOG_URL}",
-        )
-
-
-def _check_topics() -> Iterator[Topic]:
-    self_test_ids = {check.id for checks in SELF_TEST.values() for check in checks}
-    for check in checks_by_id().values():
-        deep_option = " --deep" if check.id in self_test_ids else ""
-        action = f"cudakit doctor --only {check.id}{deep_option} prints what to do if the check fails here"
-        number = int(check.id.removeprefix("CK"))
-        yield Topic(
-            "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
-        )
-
-
+# The causes of Xids, by their origin in the table.
+_XID_CAUSES = {
+    "program": "an error in a program",
+    "hardware": "a hardware or driver problem",
+    "notice": "",
+}
 # Owners of variables whose library, as doctor names it, is no product.
 _VARIABLE_OWNERS = {"CUDA toolkit": "the CUDA toolkit", "Container": "NVIDIA's containers"}
 
 
-def _variable_topics() -> Iterator[Topic]:
-    for name, known_variable in known_variables().items():
-        action = (
-            f"unset it unless you need it; {known_variable.check} warns about it"
-            if known_variable.check
-            else ""
-        )
-        owner = _VARIABLE_OWNERS.get(known_variable.library, known_variable.library)
-        topic_kind = f"environment variable of {owner}"
+def _all_topics(cuda_errors: Sequence[Topic]) -> Iterator[Topic]:
+    yield from cuda_errors
+    for number, xid in known_xids().items():
         yield Topic(
-            topic_kind, name, None, (), known_variable.effect, "", "", action, known_variable.source
+            kind="Xid",
+            name=f"Xid {number}",
+            code=number,
+            meaning=xid.meaning,
+            causes=_XID_CAUSES[xid.origin],
+            action=xid.action,
+            source=f"Xid Errors, {CATALOG_URL}",
         )
-
-
-def _status_topics() -> Iterator[Topic]:
+    self_test_ids = {check.id for checks in SELF_TEST.values() for check in checks}
+    for check in checks_by_id().values():
+        options = f"--only {check.id}{' --deep' if check.id in self_test_ids else ''}"
+        yield Topic(
+            kind="check",
+            name=check.id,
+            code=int(check.id.removeprefix("CK")),
+            meaning=check.title,
+            explanation=check.explanation,
+            action=f"cudakit doctor {options} prints what to do if the check fails here",
+            source="cudakit",
+        )
     table = files("cudakit.devices").joinpath("statuses.csv").read_text("utf-8")
     for row in csv.DictReader(table.splitlines()):
-        library, name, meaning = row["library"], row["name"], row["meaning"]
-        source = f"{library} documentation, status codes"
         yield Topic(
-            f"{library} status",
-            name,
-            int(row["code"]),
-            (),
-            meaning,
-            "",
-            row["causes"],
-            row["action"],
-            source,
+            kind=f"{row['library']} status",
+            name=row["name"],
+            code=int(row["code"]),
+            meaning=row["meaning"],
+            causes=row["causes"],
+            action=row["action"],
+            source=f"{row['library']} documentation, status codes",
+        )
+    for name, variable in known_variables().items():
+        owner = _VARIABLE_OWNERS.get(variable.library, variable.library)
+        warning = f"unset it unless you need it; {variable.check} warns about it"
+        yield Topic(
+            kind=f"environment variable of {owner}",
+            name=name,
+            meaning=variable.effect,
+            action=warning if variable.check else "",
+            source=variable.source,
         )
 
 
@@ -298,8 +261,9 @@ def _title(topic: Topic) -> str:
 
 def _nodes(topic: Topic) -> Iterator[Node]:
     purpose, _, background = topic.explanation.partition("\n\n")
+    meaning_label = "effect" if _is_variable(topic) else "what happened"
     table_rows = (
-        ("" if topic.kind == "check" else _meaning_label(topic), topic.meaning),
+        ("" if topic.kind == "check" else meaning_label, topic.meaning),
         ("purpose", " ".join(purpose.split())),
         ("background", " ".join(background.split())),
         ("usual causes", topic.causes),
@@ -307,18 +271,14 @@ def _nodes(topic: Topic) -> Iterator[Node]:
         ("also known as", ", ".join(topic.other_names)),
         ("source", "" if topic.kind == "check" else topic.source),
     )
+    # The full stop of a single sentence is removed, because other values are phrases.
     yield Facts(
-        tuple((label, Text(_without_stop(text))) for label, text in table_rows if label and text)
+        tuple(
+            (label, Text(text if ". " in text else text.removesuffix(".")))
+            for label, text in table_rows
+            if label and text
+        )
     )
-
-
-def _without_stop(text: str) -> str:
-    """Remove the full stop of a single sentence, because other values are phrases."""
-    return text.removesuffix(".") if ". " not in text else text
-
-
-def _meaning_label(topic: Topic) -> str:
-    return "effect" if _is_variable(topic) else "what happened"
 
 
 def _is_variable(topic: Topic) -> bool:

@@ -113,7 +113,9 @@ class Query:
         if activity:
             activity_reading = self.machine.activity(nvml, names) if nvml else self._nvml_reason
             fields |= self._fields_of(activity_reading, "activity", names)
-        self._add_missing(device, names, fields)
+        for info in (*self._fields_of_kind("fact"), *self._fields_of_kind("telemetry", names)):
+            if info.name not in fields and (device.is_instance or info.group != INSTANCE_GROUP):
+                fields[info.name] = self._missing_reason(device, info)
         lost_reason = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
         notes = _device_notes(
             device, fields, lost_reason=lost_reason, visible_devices=self._visible_devices
@@ -129,11 +131,7 @@ class Query:
             hidden=device.is_hidden,
             lost=lost_reason is not None,
             notes=tuple(notes),
-            fields={
-                field_name: fields[field_name]
-                for field_name in fields
-                if not names or field_name in names
-            },
+            fields={key: fields[key] for key in fields if not names or key in names},
             processes=self._read_processes(device) if processes else None,
         )
 
@@ -144,19 +142,6 @@ class Query:
         if isinstance(activity, Telemetry):
             return activity.fields
         return {field.name: activity for field in self._fields_of_kind(kind, names)}
-
-    def _add_missing(
-        self, device: MatchedDevice, names: Collection[str], fields: dict[str, Field]
-    ) -> None:
-        """Add the missing fields as Unavailable, with the reason."""
-        fact_fields, telemetry_fields = (
-            self._fields_of_kind("fact"),
-            self._fields_of_kind("telemetry", names),
-        )
-        for field in (*fact_fields, *telemetry_fields):
-            is_instance_field = field.group == INSTANCE_GROUP
-            if field.name not in fields and (device.is_instance or not is_instance_field):
-                fields[field.name] = self._missing_reason(device, field)
 
     def _fields_of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
@@ -252,13 +237,13 @@ def _device_notes(
     if isinstance(compute_mode, str) and compute_mode != "default":
         yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
-    throttling_reasons = (
-        [throttling_cause(str(reason)) for reason in reasons if reason not in _NORMAL_REASONS]
-        if isinstance(reasons, tuple)
-        else []
-    )
-    if throttling_reasons:
-        yield f"throttled: {', '.join(throttling_reasons)}"
+    causes = [
+        throttling_cause(str(reason))
+        for reason in (reasons if isinstance(reasons, tuple) else ())
+        if reason not in _NORMAL_REASONS
+    ]
+    if causes:
+        yield f"throttled: {', '.join(causes)}"
     yield from _memory_error_note(fields)
 
 
@@ -332,40 +317,23 @@ def match_devices(
     nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
 ) -> tuple[MatchedDevice, ...]:
     """Return NVML's devices in NVML's order, each with its CUDA device, then the devices of CUDA only."""
-    nvml_devices = list(nvml.devices) if isinstance(nvml, NvmlView) else []
-    cuda_devices = list(_devices_with_hidden_flag(cuda)) if isinstance(cuda, CudaView) else []
+    nvml_devices = nvml.devices if isinstance(nvml, NvmlView) else ()
+    cuda_devices: list[tuple[DeviceFacts, bool]] = []  # and whether CUDA_VISIBLE_DEVICES hides it
+    if isinstance(cuda, CudaView):
+        cuda_devices += ((device, False) for device in cuda.devices)
+        cuda_devices += ((device, True) for device in cuda.hidden)
     matched_devices = []
     for device in nvml_devices:
-        cuda_device_and_hidden = next(
-            (
-                cuda_device_and_hidden
-                for cuda_device_and_hidden in cuda_devices
-                if _is_same_device(device, cuda_device_and_hidden[0])
-            ),
-            None,
-        )
-        if cuda_device_and_hidden is None and len(nvml_devices) == len(cuda_devices) == 1:
+        found = next((pair for pair in cuda_devices if _is_same_device(device, pair[0])), None)
+        if found is None and len(nvml_devices) == len(cuda_devices) == 1:
             # A Jetson has no PCI address, and NVML and CUDA may report different UUIDs for it.
-            cuda_device_and_hidden = cuda_devices[0]
-        if cuda_device_and_hidden:
-            cuda_devices.remove(cuda_device_and_hidden)
-        matched_devices.append(
-            MatchedDevice(
-                device,
-                cuda_device_and_hidden[0] if cuda_device_and_hidden else None,
-                bool(cuda_device_and_hidden and cuda_device_and_hidden[1]),
-            )
-        )
-    return (
-        *matched_devices,
-        *(MatchedDevice(None, device, is_hidden) for device, is_hidden in cuda_devices),
-    )
-
-
-def _devices_with_hidden_flag(cuda_view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
-    """Yield each device of CUDA, and whether CUDA_VISIBLE_DEVICES hides it."""
-    yield from ((device, False) for device in cuda_view.devices)
-    yield from ((device, True) for device in cuda_view.hidden)
+            found = cuda_devices[0]
+        if found:
+            cuda_devices.remove(found)
+        cuda_device, is_hidden = found or (None, False)
+        matched_devices.append(MatchedDevice(device, cuda_device, is_hidden))
+    matched_devices += (MatchedDevice(None, device, hidden) for device, hidden in cuda_devices)
+    return tuple(matched_devices)
 
 
 def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
@@ -378,14 +346,12 @@ def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
 
 def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first available value. If all are Unavailable, return the first reason."""
-    value_list = list(values)
-    strings = [value for value in value_list if isinstance(value, str)]
-    return next(iter(strings or value_list), _UNKNOWN_VALUE)
+    candidates = list(values)
+    available = [value for value in candidates if isinstance(value, str)]
+    return next(iter(available or candidates), _UNKNOWN_VALUE)
 
 
 # --- Links and peer access between the GPUs of a machine, as NVML and CUDA report them -------------
-
-_OK_STATUS = "ok"
 
 
 def device_pairs(
@@ -396,53 +362,32 @@ def device_pairs(
     """Return the connection of each pair of GPUs that NVML reports."""
     if isinstance(nvml, Unavailable):
         return ()
-    link_by_gpus = {(link.first, link.second): link for link in nvml.links}
-    gpu_by_index = {
+    links = {(link.first, link.second): link for link in nvml.links}
+    gpus = {
         device.nvml.index: device
         for device in matched_devices
         if device.nvml and device.nvml.parent is None
     }
-    return tuple(
-        _device_pair(
-            link_by_gpus.get((first_index, second_index))
-            or _unknown_link(first_index, second_index),
-            gpu_by_index,
-            cuda,
+    unknown = Unavailable("NVML does not report it")
+    pairs = []
+    for first, second in combinations(sorted(gpus), 2):
+        link = links.get((first, second)) or Link(first, second, *[unknown] * 5)
+        cuda_access = _is_bidirectional(cuda, gpus[first], gpus[second], "peer_access")
+        pairs.append(
+            Pair(
+                first=first,
+                second=second,
+                path=link.path,
+                nvlinks=link.nvlinks,
+                nvml_read=link.p2p_read,
+                nvml_write=link.p2p_write,
+                nvml_atomics=link.p2p_atomics,
+                cuda_access=cuda_access,
+                cuda_atomics=_is_bidirectional(cuda, gpus[first], gpus[second], "peer_atomics"),
+                disagreement=_disagreement(link, cuda_access),
+            )
         )
-        for first_index, second_index in combinations(sorted(gpu_by_index), 2)
-    )
-
-
-def _unknown_link(first_index: int, second_index: int) -> Link:
-    not_reported = Unavailable("NVML does not report it")
-    return Link(
-        first_index,
-        second_index,
-        not_reported,
-        not_reported,
-        not_reported,
-        not_reported,
-        not_reported,
-    )
-
-
-def _device_pair(
-    link: Link, gpu_by_index: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable
-) -> Pair:
-    first_gpu, second_gpu = gpu_by_index[link.first], gpu_by_index[link.second]
-    cuda_access = _is_bidirectional(cuda, first_gpu, second_gpu, "peer_access")
-    return Pair(
-        first=link.first,
-        second=link.second,
-        path=link.path,
-        nvlinks=link.nvlinks,
-        nvml_read=link.p2p_read,
-        nvml_write=link.p2p_write,
-        nvml_atomics=link.p2p_atomics,
-        cuda_access=cuda_access,
-        cuda_atomics=_is_bidirectional(cuda, first_gpu, second_gpu, "peer_atomics"),
-        disagreement=_disagreement(link, cuda_access),
-    )
+    return tuple(pairs)
 
 
 def _is_bidirectional(
@@ -461,24 +406,21 @@ def _is_bidirectional(
     ]
     if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
-    first_index, second_index = indices
-    index_pairs = getattr(cuda, attribute)
-    return (first_index, second_index) in index_pairs and (second_index, first_index) in index_pairs
+    first, second = indices
+    return {(first, second), (second, first)} <= set(getattr(cuda, attribute))
 
 
 def _disagreement(link: Link, cuda_access: bool | Unavailable) -> str | None:
     """Return a sentence if NVML and CUDA disagree on peer access, else None."""
-    access_states = [link.p2p_read, link.p2p_write]
-    is_unknown = any(isinstance(state, Unavailable) for state in access_states)
-    if isinstance(cuda_access, Unavailable) or is_unknown:
+    states = [link.p2p_read, link.p2p_write]
+    if any(isinstance(answer, Unavailable) for answer in (cuda_access, *states)):
         return None
-    nvml_access = all(state == _OK_STATUS for state in access_states)
+    nvml_access = all(state == "ok" for state in states)
     if nvml_access == cuda_access:
         return None
-    gpus_text = f"NVML {link.first} and {link.second}"
-    if nvml_access:
-        return f"{gpus_text}: NVML reports peer access, CUDA does not"
-    return f"{gpus_text}: CUDA reports peer access, NVML does not"
+    reporter, other = ("NVML", "CUDA") if nvml_access else ("CUDA", "NVML")
+    gpus = f"NVML {link.first} and {link.second}"
+    return f"{gpus}: {reporter} reports peer access, {other} does not"
 
 
 # --- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------------
@@ -534,22 +476,18 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
 
 def _find_by_index(device_entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     """Return the position of a device, or None with the reason."""
-    device_count = len(uuids)
-    index_match = _NUMBER_PATTERN.match(device_entry)
-    if index_match is None:
+    match = _NUMBER_PATTERN.match(device_entry)
+    if match is None:
         return None, f"{device_entry.strip()!r} is not a number"
-    device_index = _as_unsigned(int(index_match[2]), negative=index_match[1] == "-")
-    if device_index < device_count:
-        return device_index, ""
-    if index_match[1] == "-":
-        return None, f"{device_entry.strip()!r} is negative"
-    return None, f"no device has index {int(index_match[2])} (of {device_count})"
-
-
-def _as_unsigned(number: int, *, negative: bool) -> int:
+    is_negative = match[1] == "-"
     # strtoul saturates at ULONG_MAX; the driver keeps the low 32 bits.
-    saturated_number = min(number, _ULONG_MAX)
-    return (-saturated_number if negative else saturated_number) & _UINT_MAX
+    number = min(int(match[2]), _ULONG_MAX)
+    index = (-number if is_negative else number) & _UINT_MAX
+    if index < len(uuids):
+        return index, ""
+    if is_negative:
+        return None, f"{device_entry.strip()!r} is negative"
+    return None, f"no device has index {int(match[2])} (of {len(uuids)})"
 
 
 def _find_by_uuid(device_entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:

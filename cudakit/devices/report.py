@@ -52,7 +52,11 @@ def field_value(field: Field, field_info: FieldInfo) -> Value:
         case str():
             return Text(field or "none")
     if field_info.name in BIT_NAMES:
-        return Text(_bits_text(int(field), BIT_NAMES[field_info.name]))
+        names, mask = BIT_NAMES[field_info.name], int(field)
+        set_bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+        # A bit without a name is shown as its number.
+        texts = [names[bit] if bit < len(names) else f"bit {bit}" for bit in set_bits]
+        return Text(", ".join(texts) or "none")
     if field_info.unit == "bytes":
         return Bytes(int(field))
     if field_info.unit in _SECONDS_PER_UNIT:
@@ -62,12 +66,6 @@ def field_value(field: Field, field_info: FieldInfo) -> Value:
     if field_info.unit or isinstance(field, float):
         return Text(_with_unit(field, field_info))
     return Count(field)
-
-
-def _bits_text(mask: int, names: Sequence[str]) -> str:
-    """Return the names of the bits that are set; a bit without a name is shown as its number."""
-    set_bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
-    return ", ".join(names[bit] if bit < len(names) else f"bit {bit}" for bit in set_bits) or "none"
 
 
 def _with_unit(value: Scalar, field_info: FieldInfo) -> str:
@@ -145,8 +143,10 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
     rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for field in fields:
         unit = f", in {field.unit}" if field.unit not in ("", "bool") else ""
-        meaning = Text(f"{field.description}{unit}{_bits_of_mask(field)} ({field.source})")
-        rows_by_group.setdefault(field.group, []).append((field.name, meaning))
+        bit_names = BIT_NAMES.get(field.name, ())
+        bits = ", ".join(f"{1 << bit} {name}" for bit, name in enumerate(bit_names))
+        meaning = f"{field.description}{unit}{f'; bits: {bits}' if bits else ''} ({field.source})"
+        rows_by_group.setdefault(field.group, []).append((field.name, Text(meaning)))
     sections = (
         Section(
             capitalized(group_name),
@@ -161,12 +161,6 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
     return Document("Fields of a device", (source_note, *sections))
 
 
-def _bits_of_mask(field_info: FieldInfo) -> str:
-    names = BIT_NAMES.get(field_info.name, ())
-    bits_text = ", ".join(f"{1 << bit} {name}" for bit, name in enumerate(names))
-    return f"; bits: {bits_text}" if bits_text else ""
-
-
 def _is_number(field_info: FieldInfo) -> bool:
     return field_info.unit not in ("", "bool", "hex")
 
@@ -174,12 +168,12 @@ def _is_number(field_info: FieldInfo) -> bool:
 def _masked_array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
     import numpy as np  # imported here, because it is slow to import and only CSV needs it
 
-    available_values = [value for value in values if not isinstance(value, Unavailable)]
-    if available_values and all(type(value) is int for value in available_values):
+    available = [value for value in values if not isinstance(value, Unavailable)]
+    if available and all(type(value) is int for value in available):
         integers = [value if type(value) is int else 0 for value in values]
         is_missing = [isinstance(value, Unavailable) for value in values]
         return np.ma.masked_array(np.array(integers, dtype=np.int64), mask=is_missing)
-    if available_values and all(isinstance(value, float) for value in available_values):
+    if available and all(isinstance(value, float) for value in available):
         return np.array([value if isinstance(value, float) else np.nan for value in values])
     return np.array([_cell_value(value) for value in values], dtype=object)
 
@@ -329,18 +323,13 @@ def _memory_cell(device: Device) -> Value:
         total_bytes = device.field("usable_memory_bytes")
     if not isinstance(total_bytes, int):
         return total_bytes if isinstance(total_bytes, Unavailable) else Text(str(total_bytes))
-    total_amount_text, unit = format_bytes(total_bytes).split()
-    return Text(
-        f"{_in_unit_of(used_bytes, total_bytes, float(total_amount_text))} / {total_amount_text} {unit}"
-    )
-
-
-def _in_unit_of(used_bytes: Field, total_bytes: int, total_amount: float) -> str:
-    """Format the used memory in the unit of the total memory. A value above 0 is never shown as 0."""
-    if not isinstance(used_bytes, int):
-        return "n/a"
-    used_amount = used_bytes / total_bytes * total_amount
-    return "<0.1" if 0 < used_amount < 0.05 else f"{used_amount:.1f}"
+    total, unit = format_bytes(total_bytes).split()
+    used = "n/a"
+    if isinstance(used_bytes, int):
+        # In the unit of the total; a value above 0 is never shown as 0.
+        amount = used_bytes / total_bytes * float(total)
+        used = "<0.1" if 0 < amount < 0.05 else f"{amount:.1f}"
+    return Text(f"{used} / {total} {unit}")
 
 
 def _power_cell(device: Device) -> Value:
@@ -546,30 +535,24 @@ def _matrix(
     pair_by_gpus: Mapping[tuple[int, int], Pair],
     pair_value: Callable[[Pair], Value],
 ) -> Table:
+    def cell(row_gpu: Device, column_gpu: Device) -> Value:
+        if row_gpu is column_gpu:
+            return Text("-")
+        first, second = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
+        gpu_pair = pair_by_gpus.get((first, second))
+        return pair_value(gpu_pair) if gpu_pair else Unavailable("NVML does not report it")
+
     locality = _LOCALITY_COLUMNS if title == "link" else {}
     table_rows = tuple(
         (
             Text(_gpu_name(row_gpu)),
-            *(_pair_cell(row_gpu, column_gpu, pair_by_gpus, pair_value) for column_gpu in gpus),
+            *(cell(row_gpu, column_gpu) for column_gpu in gpus),
             *(as_text(row_gpu.field(name)) for name in locality),
         )
         for row_gpu in gpus
     )
     columns = (Column(title), *(Column(_gpu_name(gpu)) for gpu in gpus), *locality.values())
     return Table(columns, table_rows, caption=_legend(pair_by_gpus) if title == "link" else "")
-
-
-def _pair_cell(
-    row_gpu: Device,
-    column_gpu: Device,
-    pair_by_gpus: Mapping[tuple[int, int], Pair],
-    pair_value: Callable[[Pair], Value],
-) -> Value:
-    if row_gpu is column_gpu:
-        return Text("-")
-    first_index, second_index = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
-    gpu_pair = pair_by_gpus.get((first_index, second_index))
-    return pair_value(gpu_pair) if gpu_pair else Unavailable("NVML does not report it")
 
 
 def _nvml_index(device: Device) -> int:
@@ -583,7 +566,10 @@ def _gpu_name(device: Device) -> str:
 
 def _access_text(gpu_pair: Pair) -> Value:
     """Return whether there is peer access: one answer if NVML and CUDA agree, else both answers."""
-    nvml_access, cuda_access = _nvml_access(gpu_pair), gpu_pair.cuda_access
+    states = (gpu_pair.nvml_read, gpu_pair.nvml_write)
+    unknown = next((state for state in states if isinstance(state, Unavailable)), None)
+    nvml_access = unknown or all(state == "ok" for state in states)
+    cuda_access = gpu_pair.cuda_access
     if isinstance(cuda_access, Unavailable):
         if isinstance(nvml_access, Unavailable):
             return nvml_access
@@ -596,27 +582,16 @@ def _access_text(gpu_pair: Pair) -> Value:
     return Text(f"NVML {_yes_or_no(nvml_access)}, CUDA {_yes_or_no(cuda_access)}")
 
 
-def _nvml_access(gpu_pair: Pair) -> bool | Unavailable:
-    access_states = (gpu_pair.nvml_read, gpu_pair.nvml_write)
-    unknown_states = [state for state in access_states if isinstance(state, Unavailable)]
-    return unknown_states[0] if unknown_states else all(state == "ok" for state in access_states)
-
-
 def _yes_or_no(is_yes: bool) -> str:
     return "yes" if is_yes else "no"
 
 
 def _legend(pair_by_gpus: Mapping[tuple[int, int], Pair]) -> str:
     """Return the meaning of the abbreviations in the matrix."""
-    connections = sorted(
-        {gpu_pair.path for gpu_pair in pair_by_gpus.values() if isinstance(gpu_pair.path, str)}
-    )
-    return "; ".join(f"{connection}: {_path_meaning(connection)}" for connection in connections)
-
-
-def _path_meaning(connection: str) -> str:
-    return (
-        f"{connection[2:]} NVLinks"
-        if connection.startswith("NV")
-        else _PATH_MEANINGS.get(connection, "unknown")
+    paths = {pair.path for pair in pair_by_gpus.values() if isinstance(pair.path, str)}
+    return "; ".join(
+        f"{path}: {path[2:]} NVLinks"
+        if path.startswith("NV")
+        else f"{path}: {_PATH_MEANINGS.get(path, 'unknown')}"
+        for path in sorted(paths)
     )

@@ -83,22 +83,20 @@ class WatchView:
 
 def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
     """Return the devices that match the pattern of a view, sorted as the view sorts them."""
-    matching_devices = [
-        device for device in result.devices if _contains_pattern(device, view.pattern.lower())
-    ]
-    sort_value_of = _SORT_VALUES[view.sort]
-    matching_devices.sort(key=lambda device: _magnitude(sort_value_of(device)), reverse=True)
-    return replace(result, devices=tuple(matching_devices))
+
+    def magnitude(device: Device) -> float:
+        value = _SORT_VALUES[view.sort](device)
+        return float(value) if isinstance(value, (int, float)) else -1.0
+
+    matching = [d for d in result.devices if _contains_pattern(d, view.pattern.lower())]
+    matching.sort(key=magnitude, reverse=True)
+    return replace(result, devices=tuple(matching))
 
 
 def _contains_pattern(device: Device, pattern: str) -> bool:
     processes = device.processes if isinstance(device.processes, tuple) else ()
     searched_texts = (label(device), *(f"{process.name} {process.user}" for process in processes))
     return any(pattern in text.lower() for text in searched_texts)
-
-
-def _magnitude(value: Field) -> float:
-    return float(value) if isinstance(value, (int, float)) else -1.0
 
 
 # --- history ---------------------------------------------------------------------------------------
@@ -191,20 +189,15 @@ def live_report(
     """Return the report with bars and history; with ``with_keys`` also the line that explains the keys."""
     devices = arrange(result, view)
     if not view.shows_processes:
-        devices = _without_processes(devices)
+        # The processes were read only for the filter.
+        shown = tuple(replace(device, processes=None) for device in devices.devices)
+        devices = replace(devices, devices=shown)
     devices_report = report(devices, with_activity=True)
     title = f"SM activity and memory, last {HISTORY_SECONDS} s"
     nodes = [*devices_report.nodes, Section(title, (_history_table(devices, history, width),))]
     if with_keys:
         nodes.append(Note("info", view.help))
     return Document(devices_report.title, tuple(nodes))
-
-
-def _without_processes(result: DevicesResult) -> DevicesResult:
-    """Remove the processes that were read only for the filter."""
-    return replace(
-        result, devices=tuple(replace(device, processes=None) for device in result.devices)
-    )
 
 
 def _history_table(result: DevicesResult, history: History, width: int) -> Table:
@@ -232,22 +225,17 @@ def _history_row(
 ) -> tuple[Value, ...]:
     no_sample = Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))
     last_sample = samples[-1] if samples else no_sample
-    activity_shares = averages(
-        [(sample.time_ns, sample.sm_activity) for sample in samples],
-        now_ns=now_ns,
-        interval_count=sample_count,
-    )
-    memory_shares = averages(
-        [(sample.time_ns, sample.memory) for sample in samples],
-        now_ns=now_ns,
-        interval_count=sample_count,
-    )
+
+    def sparks(values: Iterable[tuple[int, float | Unavailable]]) -> Text:
+        shares = averages([*values], now_ns=now_ns, interval_count=sample_count)
+        return Text(sparkline(shares))
+
     return (
         Text(short_label(device)),
         _ratio_value(last_sample.sm_activity),
-        Text(sparkline(activity_shares)),
+        sparks((sample.time_ns, sample.sm_activity) for sample in samples),
         _ratio_value(last_sample.memory),
-        Text(sparkline(memory_shares)),
+        sparks((sample.time_ns, sample.memory) for sample in samples),
     )
 
 

@@ -59,7 +59,11 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     kernel_name = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
     if not _is_balanced(kernel_name):
         return cut(kernel_name, max_length)
-    *enclosing_scopes, last_scope = _scopes(_without_signature(kernel_name))
+    *outer_scopes, last_scope = _split_outside_brackets(_without_signature(kernel_name), "::")
+    # Only the last scope keeps its template arguments.
+    enclosing_scopes = [
+        scope.partition("<")[0] for scope in outer_scopes if not scope.startswith("(")
+    ]
     for max_depth, max_types, is_qualified in _DETAIL_LEVELS:
         short_name = "::".join(
             (
@@ -85,13 +89,6 @@ def _without_signature(kernel_name: str) -> str:
     if _AFTER_PARAMETERS.search(kernel_name):
         kernel_name = kernel_name[: _positions_outside_brackets(kernel_name, "(")[-1]]
     return kernel_name[max(_positions_outside_brackets(kernel_name, " "), default=-1) + 1 :]
-
-
-def _scopes(text: str) -> list[str]:
-    """Split a qualified name, and remove the template arguments of all scopes but the last."""
-    *enclosing_scopes, last_scope = _split_outside_brackets(text, "::")
-    names = (scope.partition("<")[0] for scope in enclosing_scopes if not scope.startswith("("))
-    return [*names, last_scope]
 
 
 def _shorten_template(text: str, max_depth: int, max_types: int) -> str:
@@ -246,9 +243,9 @@ class RangeTracker:
         if not self._process_ranges and not self._thread_ranges and not is_change.any():
             return None
         is_call = (kinds != EventKind.ACCESS) & (kinds != EventKind.ACCESSED) & ~is_change
-        rows = _Rows.of(take_records(records, is_change | is_call)).without_empty_ranges()
+        columns = _changes_and_calls(take_records(records, is_change | is_call))
         ranges_of_calls: list[OpenRange | None] = []
-        for kind, thread, name, domain, range_number in rows:
+        for kind, thread, name, domain, range_number in zip(*columns.tolist(), strict=True):
             if kind == _PUSH:
                 self._push(thread, _Range(name, domain), range_number)
             elif kind == _POP:
@@ -288,45 +285,31 @@ class RangeTracker:
             thread_ranges.nested_ranges.clear()
 
 
-class _Rows:
-    """The kind, thread, name, domain and number of ranges' begins and ends, and of calls.
+def _changes_and_calls(records: Records) -> npt.NDArray[np.int64]:
+    """Return the kind, thread, name, domain and number of ranges' begins and ends, and of calls, as columns.
 
-    Of a call, the name, domain and number have no meaning. An end has no name.
+    Of a call, the name, domain and number have no meaning. An end has no name. Ranges of threads that contain
+    no call, as most ranges of JAX, are left out.
     """
-
-    def __init__(self, columns: npt.NDArray[np.int64]) -> None:
-        self._columns = columns
-
-    @staticmethod
-    def of(records: Records) -> _Rows:
-        """Return the rows of records."""
-        kinds = records["kind"]
-        pushes, pops = view(records, EventKind.RANGE_PUSH), view(records, EventKind.RANGE_POP)
-        is_push = kinds == EventKind.RANGE_PUSH
-        names = np.where(is_push, pushes["name"], 0)
-        domains = np.where(is_push, pushes["domain"], pops["domain"])
-        range_numbers = np.where(is_push, pushes["number"], pops["number"])
-        return _Rows(np.array([kinds, records["thread"], names, domains, range_numbers], np.int64))
-
-    def __iter__(self) -> Iterator[tuple[int, int, int, int, int]]:
-        kinds, threads, names, domains, range_numbers = self._columns.tolist()
-        return zip(kinds, threads, names, domains, range_numbers, strict=True)
-
-    def without_empty_ranges(self) -> _Rows:
-        """Return the rows without the ranges of threads that contain no call, as most ranges of JAX."""
-        columns = self._columns
-        while True:
-            kinds, threads, _, domains, range_numbers = columns
-            is_empty_range = (
-                (kinds[:-1] == EventKind.RANGE_PUSH)
-                & (kinds[1:] == EventKind.RANGE_POP)
-                & (threads[:-1] == threads[1:])
-                & (domains[:-1] == domains[1:])
-                & (range_numbers[:-1] == 0)
-                & (range_numbers[1:] == 0)
-            )
-            if not is_empty_range.any():
-                return _Rows(columns)
-            is_dropped = np.append(is_empty_range, False)
-            is_dropped[1:] |= is_empty_range
-            columns = columns[:, ~is_dropped]
+    kinds = records["kind"]
+    pushes, pops = view(records, EventKind.RANGE_PUSH), view(records, EventKind.RANGE_POP)
+    is_push = kinds == EventKind.RANGE_PUSH
+    names = np.where(is_push, pushes["name"], 0)
+    domains = np.where(is_push, pushes["domain"], pops["domain"])
+    range_numbers = np.where(is_push, pushes["number"], pops["number"])
+    columns = np.array([kinds, records["thread"], names, domains, range_numbers], np.int64)
+    while True:
+        kinds, threads, _, domains, range_numbers = columns
+        is_empty_range = (
+            (kinds[:-1] == EventKind.RANGE_PUSH)
+            & (kinds[1:] == EventKind.RANGE_POP)
+            & (threads[:-1] == threads[1:])
+            & (domains[:-1] == domains[1:])
+            & (range_numbers[:-1] == 0)
+            & (range_numbers[1:] == 0)
+        )
+        if not is_empty_range.any():
+            return columns
+        is_dropped = np.append(is_empty_range, False)
+        is_dropped[1:] |= is_empty_range
+        columns = columns[:, ~is_dropped]

@@ -244,7 +244,11 @@ class LogReader:
             tag, trace_index, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             block_content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                self._last_batch = self._decode_records(trace_index, item_count, block_content)
+                is_valid = len(block_content) == item_count * RECORD_BYTES
+                if not is_valid or trace_index >= len(self._traces):
+                    raise self._damage_error("a block of records is not valid")
+                columns = np.frombuffer(block_content, np.uint8).reshape(RECORD_BYTES, item_count)
+                self._last_batch = self._transposed_batch(self._traces[trace_index], columns)
                 yield self._last_batch
             else:
                 self._decode_json(tag, trace_index, item_count, block_content)
@@ -271,13 +275,6 @@ class LogReader:
         if len(content) != size_bytes:
             raise self._damage_error("a block has a wrong size")
         return content
-
-    def _decode_records(self, trace_index: int, record_count: int, content: bytes) -> Batch:
-        """Return the batch of a block of records; ``trace_index`` is the index of the trace in the log."""
-        if len(content) != record_count * RECORD_BYTES or trace_index >= len(self._traces):
-            raise self._damage_error("a block of records is not valid")
-        columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, record_count)
-        return self._transposed_batch(self._traces[trace_index], columns)
 
     def _decode_json(self, tag: bytes, trace_index: int, item_count: int, content: bytes) -> None:
         """Apply a JSON block: a new trace, items of a table, or the outcome."""

@@ -76,7 +76,10 @@ class Spool:
                 yield from self._read_until_damaged(chain, chain.remaining_batches())
                 chain = None
             if chain is None:
-                chain = self._chains[name] = self._new_chain(name)
+                process = int(name.partition(".")[0])
+                chain = _Chain(process, self._chain_counts[process], discard=self._discard)
+                self._chains[name] = chain
+                self._chain_counts[process] += 1
             yield from self._read_until_damaged(chain, chain.batches(files))
 
     def close(self) -> None:
@@ -93,11 +96,6 @@ class Spool:
                 if name_match and file.is_file(follow_symlinks=False):
                     chains[name_match[1]][int(name_match[3])] = file
         return chains
-
-    def _new_chain(self, name: str) -> _Chain:
-        process = int(name.partition(".")[0])
-        self._chain_counts[process] += 1
-        return _Chain(process, self._chain_counts[process] - 1, discard=self._discard)
 
     def _read_until_damaged(self, chain: _Chain, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of a chain; if the chain is damaged, store the error and stop reading it."""
@@ -119,9 +117,8 @@ class _Chain:
         self._first_inode: int | None = None  # inode of the chain's first file, once it was opened
         self._path = ""
         self._reader: TraceReader | None = None  # reader of the open file
-        self._last_reader: TraceReader | None = (
-            None  # reader of the last file, whose tables the next file continues
-        )
+        # reader of the last file, whose tables the next file continues
+        self._last_reader: TraceReader | None = None
         self._is_stopped = False
 
     def is_replaced(self, files: _ChainFiles) -> bool:

@@ -181,9 +181,7 @@ class TraceReader:
             raise
         self.strings: list[str] = previous_reader.strings if previous_reader else [""]
         self.stacks: list[Stack] = previous_reader.stacks if previous_reader else [()]
-        self._unread_record_count = (
-            0  # number of records in the current block that were not read yet
-        )
+        self._unread_record_count = 0  # number of records in the current block, not read yet
         self._position = self._written_end = _HEADER.size
         self._window = b""  # bytes of the file from `_window_start` on, read with one call
         self._window_start = 0
@@ -347,11 +345,14 @@ _OPAQUE_RECORD = np.dtype((np.void, RECORD_BYTES))
 @cache
 def layout(kind: EventKind) -> np.dtype[np.void]:
     """Return the numpy type of the records of a kind: the common fields, then the body."""
-    names = [name for name, _ in _COMMON]
-    formats = [type_code for _, type_code in _COMMON]
+    names, formats = map(list, zip(*_COMMON, strict=True))
     offsets = [RECORD.fields[name][1] for name in names] if RECORD.fields else []
     end_offset = _COMMON_BYTES
-    for name, type_code in _body_fields(kind):
+    for name, hint in _type_hints(kind).items():
+        if name == "stream":
+            continue  # one of the common fields
+        # An enumeration is stored in one byte.
+        type_code = str(hint.__metadata__[0]) if get_origin(hint) is Annotated else "<u1"
         dtype = np.dtype(type_code)
         end_offset += -end_offset % dtype.base.alignment
         names.append(name)
@@ -464,20 +465,6 @@ def _decode(hint: Any, stored_value: Any, strings: Sequence[str]) -> Any:
     if get_origin(hint) is Annotated:
         return tuple(stored_value) if isinstance(stored_value, list) else stored_value
     return hint(stored_value)
-
-
-def _body_fields(kind: EventKind) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a body with their type codes; ``stream`` is among the common fields."""
-    for name, hint in _type_hints(kind).items():
-        if name != "stream":
-            yield name, _type_code(hint)
-
-
-def _type_code(hint: Any) -> str:
-    """Return the numpy type of a field; an enumeration is stored in one byte."""
-    if get_origin(hint) is Annotated:
-        return str(hint.__metadata__[0])
-    return "<u1"
 
 
 @cache

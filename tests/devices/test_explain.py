@@ -9,7 +9,16 @@ from cudakit.errors import UsageError
 from cudakit.report.document import Facts, Section, Text
 
 ERRORS = tuple(
-    Topic("CUDA error", name, code, (runtime,), "what happened", "", "causes", "action", "source")
+    Topic(
+        kind="CUDA error",
+        name=name,
+        code=code,
+        other_names=(runtime,),
+        meaning="what happened",
+        causes="causes",
+        action="action",
+        source="source",
+    )
     for name, code, runtime in (
         ("CUDA_ERROR_ILLEGAL_ADDRESS", 700, "cudaErrorIllegalAddress"),
         ("CUDA_ERROR_DEVICE_UNAVAILABLE", 46, "cudaErrorDevicesUnavailable"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -40,17 +40,13 @@ _OTHER_OPTIONS = option_group(
 )
 
 
-def _other_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options(_OTHER_OPTIONS, command)
-
-
 @click.command(cls=Command)
 @output_options(
     _FORMATS,
     format_limits=f"With --watch: {suffixes(_WATCH_FORMATS)}. With --select: {suffixes(_SELECT_FORMATS)}.",
 )
 @view_options
-@_other_options
+@partial(with_options, _OTHER_OPTIONS)
 @select_options
 def devices(
     *,
@@ -119,14 +115,9 @@ def devices(
 
 def _refuse_ignored(view: View, *, selects: bool) -> None:
     """Raise UsageError for an option that has no effect with --select or --fields."""
-    is_passed_by_option = {
-        "--long": view.long,
-        "--processes": view.processes,
-        "--topology": view.topology,
-    }
-    ignoring_option = "--select" if selects else "--fields" if view.names else ""
-    for option_name, is_passed in is_passed_by_option.items():
-        if ignoring_option and is_passed:
-            raise click.UsageError(f"{option_name} has no effect with {ignoring_option}")
+    refuser = "--select" if selects else "--fields" if view.names else ""
+    for name in ("long", "processes", "topology"):
+        if refuser and getattr(view, name):
+            raise click.UsageError(f"--{name} has no effect with {refuser}")
     if selects and view.names:
         raise click.UsageError("--fields has no effect with --select")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cudakit.cli.options import Value, byte_size, option, option_group, percent, with_options
 from cudakit.cli.output import OutputOptions, Target
-
-if TYPE_CHECKING:
-    from cudakit.devices.select import SelectSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,10 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **other_options: Any,
     ) -> Any:
         if select:
-            return command(spec=_select_spec(count, min_free_mem, max_util), **other_options)
+            from cudakit.devices.select import SelectSpec
+
+            max_percent = None if max_util is None else max_util * 100
+            return command(spec=SelectSpec(count or 1, min_free_mem, max_percent), **other_options)
         if any(limit is not None for limit in (count, min_free_mem, max_util)):
             raise click.UsageError("--count, --min-free-mem and --max-util need --select")
         return command(spec=None, **other_options)
@@ -83,14 +83,6 @@ def seconds(text: str) -> float:
     if not 0.1 <= interval_s < float("inf"):
         raise click.BadParameter(f"{text!r} is not a number of seconds of at least 0.1")
     return interval_s
-
-
-def _select_spec(
-    count: int | None, min_free_bytes: int | None, max_ratio: float | None
-) -> SelectSpec:
-    from cudakit.devices.select import SelectSpec
-
-    return SelectSpec(count or 1, min_free_bytes, None if max_ratio is None else max_ratio * 100)
 
 
 def _parse_names(text: str) -> tuple[str, ...]:

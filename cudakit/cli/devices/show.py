@@ -82,8 +82,16 @@ def report_of(
     """Return the report of the devices, or of the selected fields."""
     from cudakit.devices.report import field_columns, field_table, report
 
+    chosen = FieldsResult(
+        result.simulated,
+        result.time_ns,
+        tuple(
+            {field.name: device.field(field.name) for field in selected_fields}
+            for device in result.devices
+        ),
+    )
     return Report(
-        result=_chosen_fields(result, selected_fields) if selected_fields else result,
+        result=chosen if selected_fields else result,
         document=lambda: (
             field_table(selected_fields, result)
             if selected_fields
@@ -91,11 +99,3 @@ def report_of(
         ),
         rows=lambda: field_columns(selected_fields or tuple(field_registry().values()), result),
     )
-
-
-def _chosen_fields(result: DevicesResult, selected_fields: tuple[FieldInfo, ...]) -> FieldsResult:
-    devices = tuple(
-        {field.name: device.field(field.name) for field in selected_fields}
-        for device in result.devices
-    )
-    return FieldsResult(result.simulated, result.time_ns, devices)
