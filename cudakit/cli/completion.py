@@ -77,29 +77,20 @@ class _Bash(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the complete words after the program, and the incomplete one."""
-        words = split_arg_string(self._line)
-        last_word = "" if not words or self._line[-1:].isspace() else words.pop()
+        line = os.environ.get("COMP_LINE", "")
+        words = split_arg_string(line)
+        last_word = "" if not words or line[-1:].isspace() else words.pop()
         return words[1:], last_word
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
         completions = _with_option_name(super().get_completions(args, incomplete), incomplete)
-        prefix = self._prefix_before_word_break(incomplete)
+        # Bash keeps the beginning of the word, up to its last word break.
+        word_breaks = {":", "="} & set(os.environ.get("COMP_WORDBREAKS", ""))
+        prefix_length = max(map(incomplete.rfind, word_breaks), default=-1) + 1
         for completion in completions:
-            completion.value = completion.value.removeprefix(prefix)
+            completion.value = completion.value.removeprefix(incomplete[:prefix_length])
         return completions
-
-    @property
-    def _line(self) -> str:
-        return os.environ.get("COMP_LINE", "")
-
-    def _prefix_before_word_break(self, incomplete: str) -> str:
-        """Return the beginning of the word that bash keeps: up to its last word break."""
-        word_breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
-        prefix_length = (
-            max((incomplete.rfind(character) for character in word_breaks), default=-1) + 1
-        )
-        return incomplete[:prefix_length]
 
 
 class _Zsh(ZshComplete):

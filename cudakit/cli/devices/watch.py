@@ -17,13 +17,16 @@ from cudakit.devices.query import open_query
 from cudakit.devices.report import WATCHED_FIELDS
 from cudakit.devices.result import DevicesResult
 from cudakit.devices.select import filter_devices, label
-from cudakit.devices.watch import History, Quit, WatchView
+from cudakit.devices.watch import History, Quit, WatchView, live_report
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import Machine
 from cudakit.gpu.api.fields import FieldInfo
+from cudakit.report.document import Document
 
 # A function that waits until keys are pressed, at most a number of seconds, and returns the keys.
 WaitForKeys = Callable[[float], str]
+# A function that returns the report on a terminal of a width.
+Page = Callable[[DevicesResult, int], Document]
 
 
 def watch_devices(
@@ -53,18 +56,14 @@ def watch_devices(
             # The first read only starts the counters.
             if tick_number or not includes_activity:
                 session.show(result, is_first=tick_number <= includes_activity)
-            _refuse_lost(result)
+            if lost_devices := [device for device in result.devices if device.lost]:
+                raise EnvironmentUnusable(
+                    f"GPU lost: {', '.join(map(label, lost_devices))}",
+                    hint="the kernel log has the reason (dmesg, lines with NVRM and Xid); cudakit doctor "
+                    "reads it",
+                )
     except (KeyboardInterrupt, Quit):
         return
-
-
-def _refuse_lost(result: DevicesResult) -> None:
-    lost_devices = [device for device in result.devices if device.lost]
-    if lost_devices:
-        raise EnvironmentUnusable(
-            f"GPU lost: {', '.join(map(label, lost_devices))}",
-            hint="the kernel log has the reason (dmesg, lines with NVRM and Xid); cudakit doctor reads it",
-        )
 
 
 @dataclass(slots=True)
@@ -81,11 +80,12 @@ class _Session:
         self.history.add_samples(result)
         self._last_result = result
         for writer in self.writers:
-            writer.show(result, self._live_state, is_first=is_first)
+            writer.show(result, self.page, is_first=is_first)
 
-    @property
-    def _live_state(self) -> LiveState:
-        return LiveState(self.history, self.view, keys=self.wait_for_keys is not None)
+    def page(self, result: DevicesResult, width: int) -> Document:
+        """Return the report on a terminal: with history, bars and keys."""
+        has_keys = self.wait_for_keys is not None
+        return live_report(result, self.history, self.view, width=width, with_keys=has_keys)
 
     def wait(self, seconds: float) -> None:
         """Wait, and process each key immediately. Raises Quit for "q" and if the terminal is closed."""
@@ -102,18 +102,9 @@ class _Session:
                 continue
             if self._last_result:
                 for writer in self.writers:
-                    writer.redraw(self._last_result, self._live_state)
+                    writer.redraw(self._last_result, self.page)
             if self.view.needs_processes != earlier_view.needs_processes:
                 return  # the caller reads the processes at once
-
-
-@dataclass(frozen=True, slots=True)
-class LiveState:
-    """The state that only the report on a terminal shows: history, view and keys."""
-
-    history: History
-    view: WatchView
-    keys: bool
 
 
 @dataclass(slots=True)
@@ -127,30 +118,21 @@ class Writer:
     is_brief: bool = False  # whether a report in text has one line per finding and device
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
-    def show(self, result: DevicesResult, live_state: LiveState, *, is_first: bool = True) -> None:
+    def show(self, result: DevicesResult, page: Page, *, is_first: bool) -> None:
         """Write a result; on a terminal it replaces the previous one. ``is_first`` adds the header of CSV."""
         if self._is_live:
-            self.redraw(result, live_state)
+            self.redraw(result, page)
         else:
             self._replace_text(self._text(result, is_first=is_first))
 
-    def redraw(self, result: DevicesResult, live_state: LiveState) -> None:
+    def redraw(self, result: DevicesResult, page: Page) -> None:
         """Rewrite the last report, on a terminal only."""
         if self._is_live:
-            from cudakit.devices.watch import live_report
-
             # The user may have resized the terminal.
             width = terminal_width(self.target.stream)
-            page = live_report(
-                self._arrange_devices(result),
-                live_state.history,
-                live_state.view,
-                width=width,
-                with_keys=live_state.keys,
-            )
-            report = Report(result=result, document=lambda: page)
-            target = replace(self.target, width=width)
-            self._replace_text("".join(report.text("txt", target)))
+            document = page(self._arrange_devices(result), width)
+            report = Report(result=result, document=lambda: document)
+            self._replace_text("".join(report.text("txt", replace(self.target, width=width))))
 
     @property
     def _is_live(self) -> bool:
@@ -179,20 +161,17 @@ class Writer:
         Brief lines are appended on a terminal too: they may be wider than it, so their height is unknown.
         """
         if is_capable_terminal(self.target.stream) and not self.is_brief:
-            self.target.write(self._cursor_to_last_text() + text)
+            if self._lines_above:
+                height = os.get_terminal_size(self.target.stream.fileno()).lines
+                # Lines that have scrolled away cannot be overwritten. A height of 0 is unknown.
+                has_scrolled = 0 < height <= self._lines_above
+                cursor = _CURSOR_HOME if has_scrolled else f"\x1b[{self._lines_above}F"
+                text = cursor + _CLEAR_TO_END + text
+            self.target.write(text)
             self._lines_above = text.count("\n")
         else:
             self.target.write(text)
         self.target.stream.flush()
-
-    def _cursor_to_last_text(self) -> str:
-        if not self._lines_above:
-            return ""
-        height = os.get_terminal_size(self.target.stream.fileno()).lines
-        # Lines that have scrolled away cannot be overwritten. A height of 0 means that the height of the
-        # terminal is unknown.
-        has_scrolled = 0 < height <= self._lines_above
-        return (_CURSOR_HOME if has_scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
 
 
 _CLEAR_TO_END = "\x1b[J"

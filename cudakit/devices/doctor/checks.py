@@ -90,21 +90,19 @@ SELF_TEST: dict[str, tuple[Check, ...]] = {
 
 def checks_by_id() -> dict[str, Check]:
     """Return all checks by id."""
-    checks_by_theme = (*THEMES.values(), *SELF_TEST.values())
-    return {check.id: check for checks_of_theme in checks_by_theme for check in checks_of_theme}
+    themes = (*THEMES.values(), *SELF_TEST.values())
+    return {check.id: check for checks in themes for check in checks}
 
 
 def id_ranges() -> str:
     """Return the ids of all checks as ranges: ``CK001 to CK037, CK041 to CK044``."""
     ranges: list[list[int]] = []
-    for check_number in sorted(int(check_id.removeprefix("CK")) for check_id in checks_by_id()):
-        if ranges and check_number == ranges[-1][-1] + 1:
-            ranges[-1].append(check_number)
+    for number in sorted(int(check_id.removeprefix("CK")) for check_id in checks_by_id()):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
         else:
-            ranges.append([check_number])
-    return ", ".join(
-        f"CK{number_range[0]:03} to CK{number_range[-1]:03}" for number_range in ranges
-    )
+            ranges.append([number])
+    return ", ".join(f"CK{numbers[0]:03} to CK{numbers[-1]:03}" for numbers in ranges)
 
 
 # --- ``doctor``: diagnose the CUDA set-up and GPU health by checks of a RunContext -----------------
@@ -178,13 +176,9 @@ def selected_ids(
     Raises UsageError for an id that no check has, for a self-test without ``with_self_test``, and if no check
     is left.
     """
-    only_ids, skip_ids = (
-        {find_check(name).id for name in check_names}
-        for check_names in (only_checks, skipped_checks)
-    )
-    self_tests = {
-        check.id for checks_of_theme in SELF_TEST.values() for check in checks_of_theme
-    } & only_ids
+    only_ids = {find_check(name).id for name in only_checks}
+    skip_ids = {find_check(name).id for name in skipped_checks}
+    self_tests = {check.id for checks in SELF_TEST.values() for check in checks} & only_ids
     if self_tests and not with_self_test:
         raise UsageError(
             f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"
@@ -213,44 +207,32 @@ def find_check(name: str) -> Check:
 def versions(context: RunContext) -> dict[str, str]:
     """Return the versions of system, driver and packages by label; unknown versions are left out."""
     supported_cuda = driver_cuda(context)
-    versions_by_label = {
+    module, nvml = context.driver.module, context.nvml
+    driver = nvml_version = ""
+    if not isinstance(nvml, Unavailable):
+        driver = nvml.driver_version if isinstance(nvml.driver_version, str) else ""
+        nvml_version = nvml.nvml_version if isinstance(nvml.nvml_version, str) else ""
+    if module:
+        driver = f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
+    if not nvml_version and (library_version := nvml_library_version(context)):
+        nvml_version = f"libnvidia-ml {library_version}"
+    packages = context.software.distributions
+    installed = {
+        package.name: package.version
+        for package in reversed(() if isinstance(packages, Unavailable) else packages)
+    }
+    texts = {
         "system": context.host.distribution,
         "kernel": context.host.kernel,
         "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
-        "driver": _driver_text(context),
-        "NVML": _nvml_text(context),
+        "driver": driver,
+        "NVML": nvml_version,
         "CUDA of the driver": None if supported_cuda is None else cuda_text(supported_cuda),
         "libcuda": libcuda_path(context),
         "Python": "" if context.simulated else platform.python_version(),
-        **_package_versions(context),
+        **{name: installed[name] for name in _REPORTED_PACKAGES if name in installed},
     }
-    return {label: text for label, text in versions_by_label.items() if text}
-
-
-def _driver_text(context: RunContext) -> str | None:
-    kernel_module = context.driver.module
-    if kernel_module:
-        return f"{kernel_module.version} ({'open' if kernel_module.is_open else 'proprietary'} kernel module)"
-    version = None if isinstance(context.nvml, Unavailable) else context.nvml.driver_version
-    return version if isinstance(version, str) else None
-
-
-def _nvml_text(context: RunContext) -> str | None:
-    if not isinstance(context.nvml, Unavailable) and isinstance(context.nvml.nvml_version, str):
-        return context.nvml.nvml_version
-    library_version = nvml_library_version(context)
-    return f"libnvidia-ml {library_version}" if library_version else None
-
-
-def _package_versions(context: RunContext) -> dict[str, str]:
-    if isinstance(context.software.distributions, Unavailable):
-        return {}
-    installed_versions = {
-        package.name: package.version for package in reversed(context.software.distributions)
-    }
-    return {
-        name: installed_versions[name] for name in _REPORTED_PACKAGES if name in installed_versions
-    }
+    return {label: text for label, text in texts.items() if text}
 
 
 def _device_line(device: DeviceFacts) -> DeviceLine:

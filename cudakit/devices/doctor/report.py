@@ -30,7 +30,6 @@ from cudakit.report.document import (
     Section,
     Table,
     Text,
-    Value,
 )
 from cudakit.units import Unavailable, capitalized
 
@@ -66,7 +65,8 @@ def report(
     else:
         nodes += _variables_line(result.variables)
     if not (show_all or has_selection):
-        nodes += _self_test_line(result)
+        # The reason why no check of the self-test was performed, if --deep requested them.
+        nodes += _unknown_check_notes(_unperformed_self_test(result))
     summary = _summary(result, show_all=show_all or has_selection)
     has_sections = any(isinstance(node, Section) for node in nodes)
     return Document(
@@ -155,9 +155,9 @@ def _problem_nodes(check: CheckResult) -> Iterator[Node]:
     return _check_nodes(
         check,
         {
-            label: observed_value
-            for label, observed_value in check.evidence.items()
-            if label not in check.summary or observed_value not in check.summary
+            label: value
+            for label, value in check.evidence.items()
+            if label not in check.summary or value not in check.summary
         },
     )
 
@@ -165,12 +165,10 @@ def _problem_nodes(check: CheckResult) -> Iterator[Node]:
 def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
     yield Note(_NOTE_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
-        yield Facts(
-            tuple(
-                (_EVIDENCE_LABELS.get(label, label), Text(observed_value))
-                for label, observed_value in evidence.items()
-            )
+        rows = (
+            (_EVIDENCE_LABELS.get(label, label), Text(value)) for label, value in evidence.items()
         )
+        yield Facts(tuple(rows))
 
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
@@ -184,11 +182,6 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
         ]
         if checks:
             yield Section(theme, (*passed_checks, *_unknown_check_notes(checks)))
-
-
-def _self_test_line(result: DoctorResult) -> Iterator[Node]:
-    """Yield the reason why no check of the self-test was performed, if ``--deep`` requested them."""
-    yield from _unknown_check_notes(_unperformed_self_test(result))
 
 
 def _unperformed_self_test(result: DoctorResult) -> list[CheckResult]:
@@ -221,20 +214,15 @@ def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
         columns = (Column("variable"), Column("value"), Column("effect"), Column("read by"))
-        table_rows = tuple(
-            (
-                Text(variable.name),
-                Text(variable.value),
-                Text(variable.effect),
-                Text(variable.library),
-            )
+        rows = tuple(
+            tuple(map(Text, (variable.name, variable.value, variable.effect, variable.library)))
             for variable in variables
         )
         caption = (
             "Only variables that cudakit knows are listed. cudakit explain VARIABLE shows the effect and its "
             "source."
         )
-        yield Section("Environment variables that are set", (Table(columns, table_rows, caption),))
+        yield Section("Environment variables that are set", (Table(columns, rows, caption),))
 
 
 def _device_table(devices: Sequence[DeviceLine]) -> Table:
@@ -246,19 +234,20 @@ def _device_table(devices: Sequence[DeviceLine]) -> Table:
         Column("PCI"),
         Column("UUID"),
     )
-    return Table(columns, tuple(map(_device_row, devices)))
-
-
-def _device_row(device: DeviceLine) -> tuple[Value, ...]:
-    memory_bytes = device.memory_bytes
-    return (
-        Count(device.index),
-        _text(device.name),
-        _text(device.compute_capability),
-        memory_bytes if isinstance(memory_bytes, Unavailable) else Bytes(memory_bytes),
-        _text(device.pci_bus_id),
-        _text(device.uuid),
+    rows = tuple(
+        (
+            Count(device.index),
+            _text(device.name),
+            _text(device.compute_capability),
+            device.memory_bytes
+            if isinstance(device.memory_bytes, Unavailable)
+            else Bytes(device.memory_bytes),
+            _text(device.pci_bus_id),
+            _text(device.uuid),
+        )
+        for device in devices
     )
+    return Table(columns, rows)
 
 
 def _text(value: str | Unavailable) -> Text | Unavailable:
@@ -309,12 +298,9 @@ def _secret_patterns(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]
     for serial in identity.serials:
         if len(serial) >= _MIN_SERIAL_LENGTH:
             yield _word_pattern(serial), "<serial>"
-    short_hostname = identity.hostname.partition(".")[0]
-    for name, placeholder in (
-        (identity.hostname, "host"),
-        (short_hostname, "host"),
-        (identity.user, "user"),
-    ):
+    hostname, user = identity.hostname, identity.user
+    names = {hostname: "host", hostname.partition(".")[0]: "host"}
+    for name, placeholder in (*names.items(), (user, "user")):
         if name.lower() not in _COMMON_NAMES:
             yield _word_pattern(name), f"<{placeholder}>"
     yield _DEVICE_UUID, r"\1-<uuid>"
@@ -341,10 +327,9 @@ def _replace_secret_patterns(value: Any, patterns: tuple[tuple[re.Pattern[str], 
                 for key, item in value.items()
             }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        redacted_fields = {
+        redacted = {
             field.name: _replace_secret_patterns(getattr(value, field.name), patterns)
-            for field in fields
+            for field in dataclasses.fields(value)
         }
-        return dataclasses.replace(value, **redacted_fields)
+        return dataclasses.replace(value, **redacted)
     return value
