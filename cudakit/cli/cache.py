@@ -266,7 +266,9 @@ def _compile_functions(
 class Image:
     """A compiled image in the cache."""
 
-    kernels: str  # names of the kernels: "a, b"; with the name of the source, "name: a, b"
+    kernels: (
+        str  # names of the kernels, separated by commas; with the name of the source, "name: a, b"
+    )
     target: str  # architecture of the image, such as "sm_90"
     compiler: str  # compiler and its version, such as "NVRTC 13.0"
     size_bytes: int  # size of the file

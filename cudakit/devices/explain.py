@@ -31,7 +31,9 @@ _ERROR_NAME_PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 class Topic:
     """The explanation of one error, Xid, check, library status or environment variable."""
 
-    kind: str  # "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
+    kind: (
+        str  # kind: "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
+    )
     name: str  # name, such as "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79" or "CK012"
     code: int | None = None  # number of the error, Xid or check; null for an environment variable
     other_names: tuple[str, ...] = ()  # other names of the term
