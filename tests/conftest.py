@@ -33,9 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Undo the ignored signals of a shell's background job, which each child would inherit."""
+    """Set what each child would inherit: undo a background job's ignored signals, and fix the umask."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    os.umask(0o022)
 
 
 def pytest_report_header() -> str:
