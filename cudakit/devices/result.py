@@ -184,19 +184,16 @@ def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
 
 
 def _attribute_field(attribute: Attribute) -> FieldInfo:
+    group = "abilities" if attribute.unit == "bool" else "compute"
+    if attribute.name.startswith("maximum_"):
+        group = "textures and surfaces"
+    elif attribute.name.startswith(("pci_", "gpu_pci_")):
+        group = "location"
     return FieldInfo(
         attribute.name,
         attribute.unit.replace("word", "").replace("mask", ""),
         f"cuDeviceGetAttribute({attribute.number})",
         attribute.description,
-        _attribute_group(attribute),
+        group,
         "fact",
     )
-
-
-def _attribute_group(attribute: Attribute) -> str:
-    if attribute.name.startswith("maximum_"):
-        return "textures and surfaces"
-    if attribute.name.startswith(("pci_", "gpu_pci_")):
-        return "location"
-    return "abilities" if attribute.unit == "bool" else "compute"
