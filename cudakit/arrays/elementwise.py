@@ -11,12 +11,13 @@ from hashlib import sha256
 
 import numpy as np
 
-from cudakit.arrays.expression_source import PRELUDE, cuda_text
 from cudakit.arrays.expressions import (
+    PRELUDE,
     Program,
     TypedAssignment,
     Values,
     check_stores,
+    cuda_text,
     evaluate,
     from_storage,
     infer,
@@ -289,13 +290,6 @@ _VECTOR_BLOCKS = ((1 << 17, 128, 1), (1 << 16, 256, 1), (0, 128, 1))
 # The same rows for vectors of one element.
 _SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 14, 256, 2), (0, 256, 1))
 
-VECTORS = r"""
-template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
-template <class T, int WIDTH> struct alignas(vector_alignment<WIDTH * sizeof(T)>::value) Vector {
-    T elements[WIDTH];
-};
-"""
-
 
 @dataclass(frozen=True)
 class ElementwiseSource:
@@ -317,7 +311,7 @@ class ElementwiseSource:
         # A backslash at the end of a line would continue the comment in C++.
         expression_lines = self.program.text.replace("\\", " ").splitlines()
         comment = "".join(f"// {line}\n" for line in expression_lines)
-        return f"{comment}{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}", name
+        return f"{comment}{PRELUDE}{body.replace('KERNEL_NAME', name)}", name
 
     def _body(self) -> str:
         layout, axis_count = self.layout, len(self.layout.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.arrays.launch import cuda_source
 from cudakit.arrays.operations import (
+    BOOL,
     CASTS,
     COMPLEX,
     FLOAT,
@@ -533,3 +536,55 @@ def round_to_bfloat16(values: Values) -> Values:
     rounded_words = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
     bits = (rounded_words >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FFF), bits).reshape(values.shape)
+
+
+# --- CUDA C++ of typed expressions -----------------------------------------------------------------
+
+# NVRTC declares the mathematical functions for float and double; headers are not needed.
+PRELUDE = cuda_source("prelude.cuh")
+
+
+def cuda_text(node: TypedNode, names: Mapping[str, str]) -> str:
+    """Return a C++ expression for a typed tree; ``names`` maps names of the expression to C++ variables."""
+    match node:
+        case TypedName(name):
+            return names[name]
+        case TypedConstant(value, dtype):
+            return literal(value, dtype)
+        case Cast(operand, dtype):
+            text = cuda_text(operand, names)
+            if dtype.category == BOOL:
+                zero = f"({operand.dtype.compute_type})0"
+                return f"op::not_equal({text}, {zero})"
+            if dtype.category == COMPLEX and operand.dtype.category != COMPLEX:
+                return f"({dtype.compute_type})({_real_part(dtype)})({text})"
+            return f"rounded<{dtype.storage_type}>({text})"
+        case TypedCall(operation, operands, dtype):
+            arguments = ", ".join(cuda_text(operand, names) for operand in operands)
+            return f"op::{operation.name}({arguments})"
+
+
+def literal(value: complex, dtype: DType) -> str:
+    """Return a number as a C++ expression of the compute type of a dtype."""
+    if dtype.category == COMPLEX:
+        part_texts = ", ".join(_float_literal(float(part)) for part in (value.real, value.imag))
+        return f"{dtype.compute_type}({part_texts})"
+    number = value.real
+    if dtype.category == FLOAT:
+        return f"({dtype.compute_type})({_float_literal(float(number))})"
+    if dtype.category == BOOL:
+        return "true" if number else "false"
+    # The smallest 64-bit integer has no literal in C++; its unsigned bits are converted.
+    return f"({dtype.compute_type})({int(number) & (1 << 64) - 1}ull)"
+
+
+def _float_literal(value: float) -> str:
+    if math.isfinite(value):
+        return value.hex()
+    bits = "0x7FF8000000000000" if math.isnan(value) else "0x7FF0000000000000"
+    sign = "-" if value < 0 else ""
+    return f"{sign}__longlong_as_double({bits}LL)"
+
+
+def _real_part(dtype: DType) -> str:
+    return dtype.compute_type.removeprefix("complex<").removesuffix(">")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +16,13 @@ from cudakit.arrays.operations import DType
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Kernels, Module, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, Launch
+
+
+@cache
+def cuda_source(name: str) -> str:
+    """Return the CUDA C++ of a file of the folder ``cuda``."""
+    # The empty line keeps the text, which is the key of compiled images in users' caches, as it was.
+    return "\n" + (Path(__file__).parent / "cuda" / name).read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ only on its index, the draw and the counter, not on the grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.arrays import random_kernel_source, random_values
-from cudakit.arrays.launch import LoadedKernels
+from cudakit.arrays import random_values
+from cudakit.arrays.launch import LoadedKernels, cuda_source
 from cudakit.arrays.random_values import Counter, round_to_dtype
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Gpu, Kernel, Ptr, Stream
 from cudakit.gpu.api.arrays import BF16, Launch, decode, host_kernel
 
-SOURCE = random_kernel_source.SOURCE
-
+THREADS = 256  # threads of a CUDA block
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 # Maximum number of CUDA blocks: enough to fill all GPUs. With more, each thread would write too few numbers.
@@ -68,7 +67,7 @@ class Draw:
     @property
     def cuda_blocks(self) -> int:
         """The number of CUDA blocks of the launch; 0 for a draw of 0 elements."""
-        return min(-(-self.threads // random_kernel_source.THREADS), _MAX_BLOCKS)
+        return min(-(-self.threads // THREADS), _MAX_BLOCKS)
 
 
 @lru_cache(_CACHED_DRAWS)
@@ -150,6 +149,107 @@ def permutation_draw(size: int, dtype: str) -> Draw:
     return Draw(f"permutation_{item_bytes}", size, parameters, blocks)
 
 
+# --- CUDA C++ of the random kernels; random_values computes the same numbers and cites the algorithms ---
+
+
+def _table(name: str, coefficients: Sequence[float], *, is_fp64: bool) -> str:
+    """Return a constant array of exact hexadecimal literals."""
+    numbers = coefficients if is_fp64 else [float(np.float32(value)) for value in coefficients]
+    literals = ", ".join(value.hex() + ("" if is_fp64 else "f") for value in numbers)
+    element_type = "double" if is_fp64 else "float"
+    return f"__device__ constexpr {element_type} {name}[{len(numbers)}] = {{{literals}}};\n"
+
+
+_TABLES = "".join(
+    _table(name, coefficients, is_fp64=name.endswith("64"))
+    for name, coefficients in {
+        "LOG_FP32": random_values.LOG_FP32,
+        "SIN_FP32": random_values.SIN_FP32,
+        "COS_FP32": random_values.COS_FP32,
+        "LN2_FP32": (random_values.LN2_HIGH, random_values.LN2_LOW),
+        "RADIANS_FP32": (random_values.RADIANS_FP32,),
+        "LOG_P_FP64": random_values.LOG_P_FP64,
+        "LOG_Q_FP64": random_values.LOG_Q_FP64,
+        "SIN_FP64": random_values.SIN_FP64,
+        "COS_FP64": random_values.COS_FP64,
+        "LN2_FP64": (random_values.LN2_HIGH, random_values.LN2_LOW),
+        "RADIANS_FP64": (random_values.RADIANS_FP64,),
+    }.items()
+)
+
+# Parameters of all kernels that write numbers. The simulated device reads their sizes from the source.
+# Kernels of STORED_COUNTER_SOURCE start at the counter at the address `stored`, and add `draw_blocks` to its
+# position. Kernels of SOURCE start at `position`, `sequence` and `seed`.
+_FILL_PARAMETERS = (
+    "u64 count, u64 position, u64 sequence, u64 seed, StoredCounter* stored, u64 draw_blocks"
+)
+
+# (name of the dtype, type of the elements, type of the arithmetic, elements per block of uniform and normal)
+_FLOATS = (
+    ("float64", "double", "double", 2, 2),
+    ("float32", "float", "float", 4, 4),
+    ("float16", "fp16", "float", 8, 4),
+    ("bfloat16", "bf16", "float", 8, 4),
+)
+
+
+def _float_kernels(
+    name: str,
+    element: str,
+    compute_type: str,
+    uniforms_per_block: int,
+    normals_per_block: int,
+) -> str:
+    return f"""
+extern "C" __global__ void cudakit_random_uniform_{name}(
+    {element}* out, {_FILL_PARAMETERS}, {compute_type} low, {compute_type} span, {compute_type} largest) {{
+    fill_uniform<{element}, {compute_type}, {uniforms_per_block}>(out, count, START, low, span, largest);
+}}
+extern "C" __global__ void cudakit_random_normal_{name}(
+    {element}* out, {_FILL_PARAMETERS}, {compute_type} mean, {compute_type} deviation) {{
+    fill_normal<{element}, {compute_type}, {normals_per_block}>(out, count, START, mean, deviation);
+}}
+"""
+
+
+def _integer_kernels(item_bytes: int) -> str:
+    element = f"u{8 * item_bytes}"
+    return f"""
+extern "C" __global__ void cudakit_random_integers_{item_bytes}(
+    {element}* out, {_FILL_PARAMETERS}, u64 low, u64 span, u32 limit) {{
+    fill_integers<{element}>(out, count, START, low, span, limit);
+}}
+extern "C" __global__ void cudakit_random_permutation_{item_bytes}(
+    {element}* out, {_FILL_PARAMETERS}, u64 size, int left_bits, int right_bits) {{
+    fill_permutation<{element}>(out, count, START, size, left_bits, right_bits);
+}}
+"""
+
+
+SOURCE = "".join(
+    (
+        cuda_source("philox.cuh"),
+        f"#define WARP 32\n#define THREADS {THREADS}\n",
+        f"#define ATTEMPT_SHIFT {random_values.ATTEMPT_SHIFT}\n",
+        f"#define ROUNDS {random_values.ROUNDS}\n",
+        f"#define PERMUTATION_BLOCKS {random_values.PERMUTATION_BLOCKS}\n",
+        f"#define SQRT_HALF_FP32 {random_values.SQRT_HALF_FP32:#x}\n",
+        f"#define SQRT_HALF_FP64 {random_values.SQRT_HALF_FP64:#x}LL\n",
+        _TABLES,
+        cuda_source("random.cu").replace("FILL_PARAMETERS", _FILL_PARAMETERS),
+        *(_float_kernels(*row) for row in _FLOATS),
+        *(_integer_kernels(item_bytes) for item_bytes in (1, 2, 4, 8)),
+    )
+)
+
+# The same kernels with the counter in device memory. One kernel with a choice between both places would be
+# slower (4 to 8 % on an H200), because the compiler keeps only parameters in uniform registers.
+STORED_COUNTER_SOURCE = f"// source: random in CUDA graphs\n#define STORED_COUNTER\n{SOURCE}"
+
+
+# --- Launches ---------------------------------------------------------------------------------------
+
+
 class RandomKernels:
     """The random kernels of one device, loaded at their first use, also during a stream capture."""
 
@@ -173,7 +273,7 @@ class RandomKernels:
         args += draw.parameters
         if draw.cuda_blocks:
             kernels = self._stored_kernels if stored_counter else self._kernels
-            grid, block = draw.cuda_blocks, random_kernel_source.THREADS
+            grid, block = draw.cuda_blocks, THREADS
             kernels.launch(f"cudakit_random_{draw.kernel}", args, stream, grid=grid, block=block)
 
     def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
@@ -195,7 +295,7 @@ class RandomKernels:
     def _stored_kernels(self) -> LoadedKernels:
         """The kernels that read the counter from device memory."""
         with self.gpu.relaxed():
-            return LoadedKernels(self.gpu, random_kernel_source.STORED_COUNTER_SOURCE, _NAMES)
+            return LoadedKernels(self.gpu, STORED_COUNTER_SOURCE, _NAMES)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""

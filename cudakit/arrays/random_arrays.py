@@ -14,8 +14,14 @@ import numpy as np
 
 from cudakit.arrays.calls import stream_of
 from cudakit.arrays.launch import NO_SCRATCH
-from cudakit.arrays.random import COUNTER_BYTES, NO_COUNTER, Draw, RandomKernels, fill_on_host
-from cudakit.arrays.random_kernel_source import THREADS
+from cudakit.arrays.random import (
+    COUNTER_BYTES,
+    NO_COUNTER,
+    THREADS,
+    Draw,
+    RandomKernels,
+    fill_on_host,
+)
 from cudakit.arrays.random_values import Counter
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu, Stream

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from cudakit.arrays.elementwise import (
-    VECTORS,
     Operand,
     ResultType,
     arrays_of,
@@ -28,15 +27,17 @@ from cudakit.arrays.elementwise import (
     scalar_dtypes,
     scalar_values,
 )
-from cudakit.arrays.expression_source import PRELUDE, cuda_text, literal
 from cudakit.arrays.expressions import (
+    PRELUDE,
     REDUCED,
     TypedNode,
     convert,
     convert_values,
+    cuda_text,
     evaluate_value,
     from_storage,
     infer_value,
+    literal,
     parse_reduction,
     to_storage,
 )
@@ -415,7 +416,7 @@ class ReductionSource:
         name = f"cudakit_reduction_{sha256(body.encode()).hexdigest()[:16]}"
         comment = self.text.replace("\\", " ").replace("\n", " ")
         text = body.replace("KERNEL_NAME", name)
-        return f"// {comment}\n{PRELUDE}{VECTORS}{_SHUFFLE}{text}", name
+        return f"// {comment}\n{PRELUDE}{_SHUFFLE}{text}", name
 
     def _body(self) -> str:
         blocks, output, arrays = self.blocks, len(self.dtypes), range(len(self.dtypes))

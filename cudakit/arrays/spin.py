@@ -4,37 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.arrays.launch import LoadedKernels
+from cudakit.arrays.launch import LoadedKernels, cuda_source
 from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.arrays import Launch, host_kernel
 
-SOURCE = r"""
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-__device__ u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
-extern "C" __global__ void cudakit_spin_until(const volatile u32* go, volatile u32* timed_out, u64 limit_ns) {
-    const u64 begin = nanoseconds();
-    while (*go == 0) {
-        if (nanoseconds() - begin > limit_ns) {
-            *timed_out = 1;
-            return;
-        }
-    }
-}
-
-extern "C" __global__ void cudakit_spin_for(u64 duration_ns) {
-    const u64 begin = nanoseconds();
-    while (nanoseconds() - begin < duration_ns) {}
-}
-
-extern "C" __global__ void cudakit_empty() {}
-"""
+SOURCE = cuda_source("spin.cu")
 
 
 class Spin(LoadedKernels):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.arrays.launch import LoadedKernels
+from cudakit.arrays.launch import LoadedKernels, cuda_source
 from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.arrays import Launch, host_kernel
 
@@ -16,19 +16,7 @@ from cudakit.gpu.api.arrays import Launch, host_kernel
 _WORDS_PER_STAMP = 2
 STAMP_BYTES = 8 * _WORDS_PER_STAMP
 
-SOURCE = r"""
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-extern "C" __global__ void cudakit_timestamp(ulonglong2* stamps, u32 count) {
-    u32 sm;
-    u64 cycles, now;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (sm < count) stamps[sm] = make_ulonglong2(cycles, now);
-}
-"""
+SOURCE = cuda_source("timestamp.cu")
 
 
 class Timestamp(LoadedKernels):

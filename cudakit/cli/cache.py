@@ -245,7 +245,7 @@ def _compile_functions(
 ) -> dict[str, partial[bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
     from cudakit.arrays import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
-    from cudakit.arrays.random_kernel_source import STORED_COUNTER_SOURCE
+    from cudakit.arrays.random import STORED_COUNTER_SOURCE
     from cudakit.gpu import selftest
     from cudakit.gpu.compile import compile_cuda
     from cudakit.record.device_patch import PATCH_IMAGE_NAME, build_patch

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cudakit.arrays.random import (
     FLOATS,
     INTEGERS,
+    STORED_COUNTER_SOURCE,
     Draw,
     bits_draw,
     fill_on_host,
@@ -26,7 +27,6 @@ from cudakit.arrays.random import (
     permutation_draw,
     uniform_draw,
 )
-from cudakit.arrays.random_kernel_source import STORED_COUNTER_SOURCE
 from cudakit.arrays.random_values import Counter
 from cudakit.errors import UsageError
 from cudakit.gpu.api.arrays import BF16, decode

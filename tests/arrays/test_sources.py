@@ -6,7 +6,7 @@ import pytest
 from gpu.test_compile import needs_nvrtc
 
 from cudakit.arrays import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
-from cudakit.arrays.random_kernel_source import STORED_COUNTER_SOURCE
+from cudakit.arrays.random import STORED_COUNTER_SOURCE
 from cudakit.gpu import selftest
 from cudakit.gpu.compile import compile_cuda
 

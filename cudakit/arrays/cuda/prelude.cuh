@@ -1,15 +1,3 @@
-"""CUDA C++ of expressions: the text of typed trees, and the functions that they call."""
-
-from __future__ import annotations
-
-import math
-from collections.abc import Mapping
-
-from cudakit.arrays.expressions import Cast, TypedCall, TypedConstant, TypedName, TypedNode
-from cudakit.arrays.operations import BOOL, COMPLEX, FLOAT, DType
-
-# NVRTC declares the mathematical functions for float and double; headers are not needed.
-PRELUDE = r"""
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -208,50 +196,8 @@ FLOAT_FUNCTION(asinh) FLOAT_FUNCTION(acosh) FLOAT_FUNCTION(atanh) FLOAT_FUNCTION
 ROUNDING_FUNCTION(floor, floor) ROUNDING_FUNCTION(ceil, ceil)
 ROUNDING_FUNCTION(round, rint) ROUNDING_FUNCTION(trunc, trunc)
 }  // namespace op
-"""
 
-
-def cuda_text(node: TypedNode, names: Mapping[str, str]) -> str:
-    """Return a C++ expression for a typed tree; ``names`` maps names of the expression to C++ variables."""
-    match node:
-        case TypedName(name):
-            return names[name]
-        case TypedConstant(value, dtype):
-            return literal(value, dtype)
-        case Cast(operand, dtype):
-            text = cuda_text(operand, names)
-            if dtype.category == BOOL:
-                zero = f"({operand.dtype.compute_type})0"
-                return f"op::not_equal({text}, {zero})"
-            if dtype.category == COMPLEX and operand.dtype.category != COMPLEX:
-                return f"({dtype.compute_type})({_real_part(dtype)})({text})"
-            return f"rounded<{dtype.storage_type}>({text})"
-        case TypedCall(operation, operands, dtype):
-            arguments = ", ".join(cuda_text(operand, names) for operand in operands)
-            return f"op::{operation.name}({arguments})"
-
-
-def literal(value: complex, dtype: DType) -> str:
-    """Return a number as a C++ expression of the compute type of a dtype."""
-    if dtype.category == COMPLEX:
-        part_texts = ", ".join(_float_literal(float(part)) for part in (value.real, value.imag))
-        return f"{dtype.compute_type}({part_texts})"
-    number = value.real
-    if dtype.category == FLOAT:
-        return f"({dtype.compute_type})({_float_literal(float(number))})"
-    if dtype.category == BOOL:
-        return "true" if number else "false"
-    # The smallest 64-bit integer has no literal in C++; its unsigned bits are converted.
-    return f"({dtype.compute_type})({int(number) & (1 << 64) - 1}ull)"
-
-
-def _float_literal(value: float) -> str:
-    if math.isfinite(value):
-        return value.hex()
-    bits = "0x7FF8000000000000" if math.isnan(value) else "0x7FF0000000000000"
-    sign = "-" if value < 0 else ""
-    return f"{sign}__longlong_as_double({bits}LL)"
-
-
-def _real_part(dtype: DType) -> str:
-    return dtype.compute_type.removeprefix("complex<").removesuffix(">")
+template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
+template <class T, int WIDTH> struct alignas(vector_alignment<WIDTH * sizeof(T)>::value) Vector {
+    T elements[WIDTH];
+};
