@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import takewhile
 from math import ceil
@@ -141,8 +141,8 @@ class SimBlas:
     def _algorithms_fastest_first(
         self, gemm: Gemm, settings: GemmSettings
     ) -> tuple[Algorithm, ...]:
-        rates = rates_of(self._context.facts, gemm.dtype)
-        return sort_by_estimate(gemm, self._allowed_algorithms(gemm, settings), rates)
+        allowed_algorithms = self._allowed_algorithms(gemm, settings)
+        return sort_by_estimate(gemm, allowed_algorithms, self._context.facts)
 
     def _select_algorithm(
         self, gemm: Gemm, settings: GemmSettings, requested: Algorithm
@@ -191,10 +191,11 @@ class SimGemm:
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
         self._result_cache = cache
-        self._grid = (count_blocks(gemm, algorithm), 1, 1)
-        rates = rates_of(memory.context.facts, gemm.dtype)
+        blocks = ceil(gemm.m / _TILE_EDGE) * ceil(gemm.n / _TILE_EDGE) * gemm.batch
+        self._grid = (blocks * algorithm.split_k, 1, 1)
+        # The launch adds the time of the memory accesses.
         self._busy_ns = excess_over_memory_ns(
-            gemm, algorithm, rates, memory.context.costs.memory_bytes_per_s
+            gemm, algorithm, memory.context.facts, memory.context.costs.memory_bytes_per_s
         )
         self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
@@ -293,17 +294,20 @@ def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
                 )
 
 
-# --- GEMM algorithms of the simulated library: workspace size and duration in virtual time ---------
+# --- GEMM algorithms of the simulated library ------------------------------------------------------
 #
-# A GEMM is divided into tiles, one per SM and wave; the last wave may leave SMs idle. Split-k creates more
-# tiles, whose partial sums are then reduced.
+# A GEMM takes a start-up time and the time of its operations at a share of the peak, or that of its memory
+# accesses if it is longer.
 
 # Values of cublasLtReductionScheme_t: partial sums are added to D in order of arrival, or in the workspace.
 _REDUCTION_IN_PLACE, _REDUCTION_IN_WORKSPACE = 1, 2
-_COUNTER_BYTES = 4
-_REDUCTION_COST = 0.02  # estimated cost of a partial sum, relative to the GEMM
-_MEMORY_OVERHEAD = 1 / 8  # overhead of a memory-bound GEMM, relative to a copy
-_K_STEP = 32  # elements of k that an SM processes per step
+_MIN_SPLIT_K = 32  # elements of k of each part
+_TILE_EDGE = 128  # rows and columns of D that a thread block computes
+# The library estimates durations with this multiple of the start-up time, so that its first choice is not
+# always the fastest.
+_ASSUMED_START_FACTOR = 8
+# Overhead of a GEMM that is bound by memory, relative to a copy.
+_MEMORY_OVERHEAD = 1 / 8
 # Number and clock of SMs for devices whose facts lack them.
 _MULTIPROCESSORS = 16
 _CLOCK_KHZ = 1_000_000
@@ -315,66 +319,35 @@ _RELATIVE_TO_FP16 = {"tf32": 0.5, "int8": 2.0, "fp8_e4m3": 2.0, "fp8_e5m2": 2.0}
 _OPERATIONS = {"fp32": 128, "fp64": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The arithmetic throughput of a device for one data type."""
+class _Speed(NamedTuple):
+    """The speed of an algorithm."""
 
-    multiprocessors: int
-    operations_per_s: float  # peak rate of one SM
-
-
-def rates_of(facts: DeviceFacts, dtype: str) -> Rates:
-    """Return the throughput, from the number of SMs, their clock and the compute capability."""
-
-    def positive(name: str, default: int) -> int:
-        value = facts.fields.get(name)
-        return value if isinstance(value, int) and value > 0 else default
-
-    tensor = _TENSOR_OPERATIONS.get(capability(facts), _DEFAULT_TENSOR_OPERATIONS)
-    operations = _OPERATIONS.get(dtype) or tensor * _RELATIVE_TO_FP16.get(dtype, 1.0)
-    clock_hz = 1e3 * positive("clock_rate_khz", _CLOCK_KHZ)
-    return Rates(positive("multiprocessor_count", _MULTIPROCESSORS), clock_hz * operations)
+    peak_share: float  # its rate without the start-up time, relative to the peak of the device
+    start_s: float
 
 
-class Tile(NamedTuple):
-    """The part of D that an SM computes at a time; larger tiles reuse more of the loaded operands."""
-
-    rows: int
-    columns: int
-    efficiency: float  # rate relative to the peak of the SM
-
-
-# Tiles by their value of cublasLtMatmulTile_t.
-TILES = {
-    10: Tile(64, 8, 0.45),
-    15: Tile(64, 64, 0.55),
-    17: Tile(64, 128, 0.64),
-    18: Tile(128, 64, 0.64),
-    20: Tile(128, 128, 0.72),
-    24: Tile(256, 128, 0.78),
-}
-
-_ALGORITHMS = (
-    Algorithm(id=0, tile=10),
-    Algorithm(id=1, tile=15),
-    Algorithm(id=1, tile=17),
-    Algorithm(id=1, tile=18),
-    Algorithm(id=1, tile=20),
-    Algorithm(id=2, tile=24, stages=4),
-    Algorithm(id=3, tile=15, split_k=4, reduction=_REDUCTION_IN_WORKSPACE),
-    Algorithm(id=3, tile=20, split_k=2, reduction=_REDUCTION_IN_WORKSPACE),
-    Algorithm(id=3, tile=20, split_k=8, reduction=_REDUCTION_IN_WORKSPACE),
-    Algorithm(id=4, tile=15, split_k=8, reduction=_REDUCTION_IN_PLACE),
-    Algorithm(id=4, tile=24, split_k=2, reduction=_REDUCTION_IN_PLACE, stages=4),
+_SPEEDS: Mapping[Algorithm, _Speed] = MappingProxyType(
+    {
+        Algorithm(id=0, tile=10): _Speed(0.3, 0.0),
+        Algorithm(id=1, tile=15): _Speed(0.45, 0.5e-6),
+        Algorithm(id=1, tile=20): _Speed(0.64, 1.0e-6),
+        Algorithm(id=2, tile=24, stages=4): _Speed(0.78, 1.6e-6),
+        Algorithm(id=3, tile=20, split_k=2, reduction=_REDUCTION_IN_WORKSPACE): _Speed(0.6, 1.2e-6),
+        Algorithm(id=3, tile=20, split_k=8, reduction=_REDUCTION_IN_WORKSPACE): _Speed(0.5, 1.4e-6),
+        Algorithm(id=4, tile=15, split_k=8, reduction=_REDUCTION_IN_PLACE): _Speed(0.4, 0.8e-6),
+    }
 )
 
 
 def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
     """Return the algorithms that can compute a GEMM, with their workspace sizes."""
+    sum_bytes = gemm.m * gemm.n * gemm.batch * ELEMENTS[gemm.accumulate].size_bytes
     return tuple(
-        replace(algorithm, workspace_bytes=_workspace_bytes(gemm, algorithm))
-        for algorithm in _ALGORITHMS
-        if algorithm.split_k == 1 or gemm.k >= algorithm.split_k * _K_STEP
+        replace(algorithm, workspace_bytes=algorithm.split_k * sum_bytes)
+        if algorithm.reduction == _REDUCTION_IN_WORKSPACE
+        else algorithm
+        for algorithm in _SPEEDS
+        if algorithm.split_k == 1 or gemm.k >= algorithm.split_k * _MIN_SPLIT_K
     )
 
 
@@ -391,49 +364,40 @@ def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
 
 
 def sort_by_estimate(
-    gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates
+    gemm: Gemm, candidates: Iterable[Algorithm], facts: DeviceFacts
 ) -> tuple[Algorithm, ...]:
-    """Sort by estimated duration, which ignores idle SMs: the first algorithm may not be the fastest."""
-
-    def estimate(algorithm: Algorithm) -> float:
-        wave_count = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
-        reduction_factor = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
-        return wave_count * reduction_factor * _tile_duration_s(gemm, algorithm, rates)
-
-    return tuple(sorted(candidates, key=estimate))
-
-
-def count_blocks(gemm: Gemm, algorithm: Algorithm) -> int:
-    """Return the number of thread blocks, one per tile."""
-    tile = TILES[algorithm.tile]
-    tile_count = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
-    return tile_count * gemm.batch * algorithm.split_k
+    """Sort by estimated duration; the first algorithm may not be the fastest."""
+    return tuple(
+        sorted(
+            candidates,
+            key=lambda algorithm: _arithmetic_s(gemm, algorithm, facts, _ASSUMED_START_FACTOR),
+        )
+    )
 
 
 def excess_over_memory_ns(
-    gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int
+    gemm: Gemm, algorithm: Algorithm, facts: DeviceFacts, memory_bytes_per_s: int
 ) -> int:
     """Return by how much a GEMM takes longer than its memory accesses, which overlap with arithmetic."""
-    wave_count = ceil(count_blocks(gemm, algorithm) / rates.multiprocessors)
-    arithmetic_s = wave_count * _tile_duration_s(gemm, algorithm, rates)
     memory_s = gemm.bytes_moved / memory_bytes_per_s
-    return int(1e9 * max(arithmetic_s - memory_s, _MEMORY_OVERHEAD * memory_s))
+    excess_s = _arithmetic_s(gemm, algorithm, facts) - memory_s
+    return int(1e9 * max(excess_s, _MEMORY_OVERHEAD * memory_s))
 
 
-def _tile_duration_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
-    tile = TILES[algorithm.tile]
-    k_elements = ceil(gemm.k / algorithm.split_k / _K_STEP) * _K_STEP
-    operations = 2 * tile.rows * tile.columns * k_elements
-    return operations / (rates.operations_per_s * tile.efficiency)
+def _arithmetic_s(
+    gemm: Gemm, algorithm: Algorithm, facts: DeviceFacts, start_factor: int = 1
+) -> float:
 
+    def positive(name: str, default: int) -> int:
+        value = facts.fields.get(name)
+        return value if isinstance(value, int) and value > 0 else default
 
-def _workspace_bytes(gemm: Gemm, algorithm: Algorithm) -> int:
-    if algorithm.reduction == _REDUCTION_IN_WORKSPACE:
-        sum_count = gemm.m * gemm.n * gemm.batch * algorithm.split_k
-        return sum_count * ELEMENTS[gemm.accumulate].size_bytes
-    if algorithm.reduction == _REDUCTION_IN_PLACE:
-        return count_blocks(gemm, algorithm) // algorithm.split_k * _COUNTER_BYTES
-    return 0
+    tensor = _TENSOR_OPERATIONS.get(capability(facts), _DEFAULT_TENSOR_OPERATIONS)
+    per_cycle = _OPERATIONS.get(gemm.dtype) or tensor * _RELATIVE_TO_FP16.get(gemm.dtype, 1.0)
+    clock_hz = 1e3 * positive("clock_rate_khz", _CLOCK_KHZ)
+    peak = positive("multiprocessor_count", _MULTIPROCESSORS) * clock_hz * per_cycle
+    speed = _SPEEDS[replace(algorithm, workspace_bytes=0)]
+    return start_factor * speed.start_s + gemm.operations / (peak * speed.peak_share)
 
 
 # --- GEMM in numpy, with the rounding of each data type --------------------------------------------

@@ -48,7 +48,6 @@ from cudakit.gpu.sim.blas import (
     algorithms,
     excess_over_memory_ns,
     multiply,
-    rates_of,
     rejection_reason,
     round_to,
     sort_by_estimate,
@@ -347,9 +346,7 @@ SIZES = (64, 512, 1000, 2048, 4096, 8192)
 
 def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
     """Return the duration of a GEMM on an idle device, in seconds."""
-    busy = excess_over_memory_ns(
-        gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s
-    )
+    busy = excess_over_memory_ns(gemm, algorithm, sim.facts(), sim.costs.memory_bytes_per_s)
     bytes_moved = gemm.bytes_moved + algorithm.workspace_bytes
     return (busy + sim.costs.device_memory_ns(bytes_moved)) * 1e-9
 
@@ -419,7 +416,7 @@ def test_first_heuristic_is_usually_fastest(sim: Sim) -> None:
             for algorithm in algorithms(gemm)
             if not rejection_reason(algorithm, DEFAULT_SETTINGS)
         ]
-        first = sort_by_estimate(gemm, allowed, rates_of(sim.facts(), "bf16"))[0]
+        first = sort_by_estimate(gemm, allowed, sim.facts())[0]
         best_s = min(seconds(sim, gemm, algorithm) for algorithm in allowed)
         slower.append(seconds(sim, gemm, first) > 1.01 * best_s)
 
