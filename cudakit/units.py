@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+MIB = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:

@@ -207,12 +207,13 @@ def check_readers(content: bytes) -> str:
 
 def _snapshot_or_error(content: bytes, *, native: bool) -> object:
     from cudakit.errors import SnapshotError
-    from cudakit.memory.load import pickled, schema
+    from cudakit.memory import load
+    from cudakit.memory.load import pickled
     from cudakit.memory.load.tree import memory_error
 
     try:
         tree = pickled.read(content, native=native)
-        snapshot = schema.build(tree, source="x", file_format="pickle", size_bytes=len(content))
+        snapshot = load.build(tree, source="x", file_format="pickle", size_bytes=len(content))
     except SnapshotError as error:
         # The readers need different amounts of memory.
         too_large = error.message.startswith(memory_error(0).message[:30])

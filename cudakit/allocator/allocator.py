@@ -39,8 +39,13 @@ from cudakit.allocator.upstream import OUT_OF_MEMORY, Upstream, stream_number
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.setting_keys import is_class_name
-from cudakit.torch_rules.settings import Settings
-from cudakit.torch_rules.sizes import MAX_SMALL_BYTES, TOO_MANY_BYTES, rounded, segment_size
+from cudakit.torch_rules.settings import (
+    MAX_SMALL_BYTES,
+    TOO_MANY_BYTES,
+    Settings,
+    rounded,
+    segment_size,
+)
 from cudakit.units import format_bytes
 
 _MAX_INVALID_FREES = 1000

@@ -38,8 +38,8 @@ from cudakit.allocator.stats import BlockCounters, DeviceStats
 from cudakit.allocator.upstream import OUT_OF_MEMORY
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.oom import DEFAULT_POOL
-from cudakit.torch_rules.settings import Settings
-from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
+from cudakit.torch_rules.settings import SMALLEST_BLOCK, UNLIMITED, Settings
+from cudakit.units import MIB
 
 
 class Engine:

@@ -24,8 +24,7 @@ from cudakit.allocator.blocks import (
 from cudakit.allocator.upstream import OUT_OF_MEMORY, PagedUpstream
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.setting_keys import FULL_RESERVE, Reserve
-from cudakit.torch_rules.settings import Settings
-from cudakit.torch_rules.sizes import SMALL_SEGMENT
+from cudakit.torch_rules.settings import SMALL_SEGMENT, Settings
 from cudakit.units import format_bytes
 
 

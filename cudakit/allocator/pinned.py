@@ -46,8 +46,7 @@ from cudakit.allocator.upstream import (
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event, Ptr
 from cudakit.torch_rules.oom import DEFAULT_POOL, PoolId
-from cudakit.torch_rules.settings import Settings
-from cudakit.torch_rules.sizes import UNLIMITED
+from cudakit.torch_rules.settings import UNLIMITED, Settings
 from cudakit.units import format_bytes
 
 # Sizes that are not rounded to a power of two are multiples of this size (CachingHostAllocator.cpp of PyTorch

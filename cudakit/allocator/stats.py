@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from cudakit.torch_rules.oom import PoolId
-from cudakit.torch_rules.sizes import UNLIMITED
+from cudakit.torch_rules.settings import UNLIMITED
 
 _NamedValue: TypeAlias = tuple[str, int]
 

@@ -410,7 +410,7 @@ def _as_lines(sentences: Iterable[str | Note], target: Output) -> str:
         for sentence in sentences
     )
     if target.ascii_only:
-        from cudakit.report.console.text import ascii_drawing, ascii_symbols
+        from cudakit.report.console.table import ascii_drawing, ascii_symbols
 
         text = ascii_drawing(ascii_symbols(text))
     return text

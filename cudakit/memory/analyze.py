@@ -11,9 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cudakit.errors import UsageError
-from cudakit.memory.growth import find_leaks, step_history, steps_of
 from cudakit.memory.history import Curves, History, live_at, reconstruct, state_at
-from cudakit.memory.history.lifetimes import Contradictions
 from cudakit.memory.holders import (
     churn_by_stack,
     facets,
@@ -22,6 +20,7 @@ from cudakit.memory.holders import (
     holders_by_stack,
     segment_groups,
 )
+from cudakit.memory.lifetimes import Contradictions
 from cudakit.memory.result import (
     DIFF_SCHEMA,
     SCHEMA,
@@ -54,7 +53,7 @@ from cudakit.memory.snapshot import (
     StackTable,
     time_of,
 )
-from cudakit.memory.steps import last_mark_at, open_ranges_at
+from cudakit.memory.steps import find_leaks, last_mark_at, open_ranges_at, step_history, steps_of
 from cudakit.memory.verdict import find_ooms
 from cudakit.memory.whatif.replay import NewAllocator
 from cudakit.stacks import Frame

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cudakit.memory.history import History, Layout, State
-from cudakit.memory.history.lifetimes import Contradictions
+from cudakit.memory.lifetimes import Contradictions
 from cudakit.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.stacks import Frame
 from cudakit.torch_rules.oom import Fit

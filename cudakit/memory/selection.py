@@ -14,7 +14,7 @@ from operator import index
 import numpy as np
 
 from cudakit.errors import SnapshotError, UsageError
-from cudakit.memory.history.segments import segment_history
+from cudakit.memory.lifetimes import segment_history
 from cudakit.memory.snapshot import (
     HOST,
     POOL_IDS,

@@ -35,7 +35,7 @@ Snapshot: TypeAlias = dict[str, Any]
 _FrameDict: TypeAlias = dict[str, Any]
 _EntryDict: TypeAlias = dict[str, Any]  # an event of a trace
 
-# The key of NVTX marks; memory/load/schema.py reads it.
+# The key of NVTX marks; memory/load/__init__.py reads it.
 MARKS_KEY = "cudakit_marks"
 
 # The sign of the change of reserved memory by the action of an event.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Protocol, TypeAlias
 
-from cudakit.torch_rules.sizes import MIB, SEGMENT_STEP
-from cudakit.units import Unavailable, format_bytes, format_ratio
+from cudakit.torch_rules.settings import SEGMENT_STEP
+from cudakit.units import MIB, Unavailable, format_bytes, format_ratio
 
 PoolId: TypeAlias = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeGuard
 
 from cudakit.errors import InputError
-from cudakit.torch_rules.sizes import MIB
+from cudakit.units import MIB
 
 # The default address range of an expandable segment, as a share of the device's memory (ExpandableSegment).
 FULL_RESERVE = 9 / 8

@@ -28,8 +28,7 @@ from cudakit.allocator.oom import OutOfMemory
 from cudakit.allocator.pools import MemPool
 from cudakit.errors import CudaError, Unsupported
 from cudakit.memory.history import reconstruct
-from cudakit.memory.history.lifetimes import Contradictions
-from cudakit.memory.history.segments import segment_history
+from cudakit.memory.lifetimes import Contradictions, segment_history
 from cudakit.memory.load import load
 from cudakit.memory.snapshot import Snapshot
 from cudakit.torch_rules.setting_keys import Reserve

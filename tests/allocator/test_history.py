@@ -22,7 +22,7 @@ from cudakit.allocator.pinned import CachingHostAllocator
 from cudakit.allocator.pools import MemPool
 from cudakit.errors import UsageError
 from cudakit.memory.history import reconstruct
-from cudakit.memory.history.lifetimes import Contradictions
+from cudakit.memory.lifetimes import Contradictions
 from cudakit.memory.load import load
 from cudakit.memory.snapshot import HOST, Action, BlockState, Snapshot
 from cudakit.torch_rules.settings import Settings

@@ -12,7 +12,7 @@ from allocator_scenarios.scenario import DEFAULT
 from allocator_scenarios.streams_at_work import Work, WorkInMemory
 from allocator_scenarios.upstreams import UpstreamAtAddresses, UpstreamInMemory
 from cudakit.allocator.allocator import DeviceCachingAllocator, InvalidPointer
-from cudakit.allocator.checkpoint import PoolState
+from cudakit.allocator.memory import PoolState
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.allocator.pools import GraphMemory, MemPool
 from cudakit.allocator.upstream import Upstream

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cudakit.memory.history import History, reconstruct
-from cudakit.memory.history.lifetimes import Contradictions
+from cudakit.memory.lifetimes import Contradictions
 from cudakit.memory.load import load
 from cudakit.memory.snapshot import BlockState, DeviceTrace
 

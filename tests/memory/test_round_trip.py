@@ -11,8 +11,9 @@ from memory.builders import MIB, START_US, Block, Segment, alloc, annotated, oom
 from memory.simulated_history import SimulatedHistory
 from memory.strategies import LAW, recordings
 
+from cudakit.memory import load
 from cudakit.memory.history import reconstruct
-from cudakit.memory.load import pickled, schema
+from cudakit.memory.load import pickled
 from cudakit.memory.snapshot import Snapshot
 
 BASE = 0x7F00_0000_0000
@@ -21,7 +22,7 @@ BASE = 0x7F00_0000_0000
 def read(written: dict[str, Any]) -> Snapshot:
     content = pickle.dumps(written)
     tree = pickled.read(content)
-    return schema.build(tree, source="snapshot.pkl", file_format="pickle", size_bytes=len(content))
+    return load.build(tree, source="snapshot.pkl", file_format="pickle", size_bytes=len(content))
 
 
 @LAW

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cudakit.torch_rules.setting_keys import FULL_RESERVE, KEYS, LARGEST_MIB, Reserve
 from cudakit.torch_rules.settings import Settings
-from cudakit.torch_rules.sizes import MIB
+from cudakit.units import MIB
 
 NATIVE = frozenset(key.field for key in KEYS.values() if key.native)
 

@@ -10,7 +10,7 @@ from torch_rules.all_settings import settings as all_settings
 
 from cudakit.torch_rules.setting_keys import KEYS, Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, SettingsWarning, effective, parse_config
-from cudakit.torch_rules.sizes import MIB
+from cudakit.units import MIB
 
 CUDA, NEUTRAL, OURS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDAKIT_ALLOC_CONF"
 

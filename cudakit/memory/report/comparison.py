@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from cudakit.memory.report import page
-from cudakit.memory.report.rows import (
+from cudakit.memory.report.summary import (
     ColumnSpec,
     device_name,
     files_name,

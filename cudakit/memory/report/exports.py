@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import UsageError
-from cudakit.memory.report.rows import device_name
+from cudakit.memory.report.summary import device_name
 from cudakit.memory.result import DeviceMemory, MemoryResult
 from cudakit.memory.snapshot import Ids, Ints, Snapshot, StackTable
 from cudakit.memory.steps import non_decreasing

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cudakit.memory.report.rows import device_name
+from cudakit.memory.report.summary import device_name
 from cudakit.memory.result import DeviceDiff, DeviceMemory
 from cudakit.memory.snapshot import (
     Action,

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from cudakit.errors import CudakitError, one_of
-from cudakit.memory.growth import StepHistory
 from cudakit.memory.history import History, state_at
 from cudakit.memory.result import Cause, Oom, ReplayedRemedy
 from cudakit.memory.snapshot import (
@@ -27,7 +26,7 @@ from cudakit.memory.snapshot import (
     take,
     time_of,
 )
-from cudakit.memory.steps import last_mark_at, open_ranges_at
+from cudakit.memory.steps import StepHistory, last_mark_at, open_ranges_at
 from cudakit.memory.verdict.causes import causes_of, is_shared, limit_remedy
 from cudakit.memory.verdict.failure import Failure, failure_at, obstacle_of
 from cudakit.memory.whatif.program import (
@@ -47,8 +46,7 @@ from cudakit.memory.whatif.replay import (
     replay_request,
 )
 from cudakit.torch_rules.settings import Settings, with_changes
-from cudakit.torch_rules.sizes import MIB
-from cudakit.units import format_bytes, format_count, round_up_bytes
+from cudakit.units import MIB, format_bytes, format_count, round_up_bytes
 
 # Maximum number of analyzed failures: a program that retries can fail thousands of times, and the layout of
 # each failure takes long to compute.

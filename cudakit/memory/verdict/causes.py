@@ -10,14 +10,18 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cudakit.memory.growth import growing_stacks, growth_between, is_growing, is_rising
 from cudakit.memory.result import Cause, DiffRow
 from cudakit.memory.snapshot import Ints, Mask, StackTable, site_name, take
-from cudakit.memory.steps import is_inner_call
+from cudakit.memory.steps import (
+    growing_stacks,
+    growth_between,
+    is_growing,
+    is_inner_call,
+    is_rising,
+)
 from cudakit.memory.verdict.failure import Failure, obstacle_of
 from cudakit.stacks import Frame
-from cudakit.torch_rules.sizes import MIB
-from cudakit.units import format_bytes, format_count, round_up_bytes
+from cudakit.units import MIB, format_bytes, format_count, round_up_bytes
 
 # --- outside the program: limits, memory of other processes, unusable memory -----------------------
 #

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.memory.growth import StepHistory
 from cudakit.memory.history import History, Layout
 from cudakit.memory.snapshot import (
     POOL_NAMES,
@@ -22,8 +21,9 @@ from cudakit.memory.snapshot import (
     SegmentKind,
     StackTable,
 )
+from cudakit.memory.steps import StepHistory
 from cudakit.torch_rules.oom import Fit, fit_of
-from cudakit.torch_rules.sizes import MAX_SMALL_BYTES, segment_size
+from cudakit.torch_rules.settings import MAX_SMALL_BYTES, segment_size
 from cudakit.units import format_bytes
 
 

@@ -26,8 +26,14 @@ from cudakit.memory.snapshot import (
     Snapshot,
     take,
 )
-from cudakit.torch_rules.settings import Settings, flag_of_device, recorded_settings, with_changes
-from cudakit.torch_rules.sizes import rounded, segment_size
+from cudakit.torch_rules.settings import (
+    Settings,
+    flag_of_device,
+    recorded_settings,
+    rounded,
+    segment_size,
+    with_changes,
+)
 
 NO_WAIT = -1
 

@@ -14,8 +14,7 @@ from cudakit.gpu.api import Event, MemoryInfo
 from cudakit.memory.result import MemoryTotals, Outcome, Shortage
 from cudakit.memory.snapshot import BEFORE_TRACE
 from cudakit.memory.whatif.program import NO_WAIT, Program, Step
-from cudakit.torch_rules.settings import Settings
-from cudakit.torch_rules.sizes import SEGMENT_STEP
+from cudakit.torch_rules.settings import SEGMENT_STEP, Settings
 
 # --- The device of a replay: memory without content, a limit, and streams that complete as recorded ---
 

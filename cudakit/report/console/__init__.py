@@ -11,16 +11,24 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cudakit.report import document as doc
-from cudakit.report.console import text as theme
-from cudakit.report.console.table import callers, stack_line, table_lines
-from cudakit.report.console.text import (
+from cudakit.report.console.table import (
+    FAINT,
+    HEADER,
+    HEADING,
+    INFO,
+    LEVELS,
+    PLAIN,
+    TITLE,
     ascii_drawing,
     ascii_symbols,
+    callers,
     cut,
     escape,
     format_value,
     place_side_by_side,
+    stack_line,
     style_of,
+    table_lines,
     wrap,
 )
 from cudakit.report.document import (
@@ -69,15 +77,15 @@ def render(
     """
     if ascii_only:
         document = _with_ascii_symbols(document)
-    title_lines = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
+    title_lines = [Text(line, TITLE) for line in wrap(escape(document.title), width)]
     lines = [
         *title_lines,
-        Text("━" * width, theme.FAINT),
+        Text("━" * width, FAINT),
         *_stack_nodes(document.nodes, width, level=1),
     ]
     if height is not None and len(lines) > height:
         closing_lines = _stack_nodes(document.closing_nodes, width, level=1)
-        lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
+        lines += [Text(), Text("─" * width, FAINT), *closing_lines] if closing_lines else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
@@ -142,14 +150,14 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
 def _note_lines(note: Note, width: int) -> list[Text]:
     """Return the lines of a note, with its symbol in the margin."""
     margin = " " * _INDENT_WIDTH
-    symbol = (SYMBOLS[note.level].ljust(_INDENT_WIDTH), theme.LEVELS[note.level])
-    style = theme.HEADER if note.level == "error" else theme.PLAIN
+    symbol = (SYMBOLS[note.level].ljust(_INDENT_WIDTH), LEVELS[note.level])
+    style = HEADER if note.level == "error" else PLAIN
     first_line, *other_lines = wrap(escape(note.text), width - _INDENT_WIDTH)
     lines = [Text.assemble(symbol, (first_line, style))]
     lines += [Text(margin + line, style) for line in other_lines]
     for remedy in note.remedies:
         first_line, *other_lines = wrap(escape(remedy), width - _INDENT_WIDTH - len(_ARROW))
-        lines.append(Text.assemble(margin, (_ARROW, theme.INFO), first_line))
+        lines.append(Text.assemble(margin, (_ARROW, INFO), first_line))
         lines += [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
     return lines
 
@@ -157,15 +165,14 @@ def _note_lines(note: Note, width: int) -> list[Text]:
 def _heading_lines(title: str, width: int, *, level: int) -> list[Text]:
     """Return the lines of a heading; that of an outer section ends with a rule."""
     if level > 1:
-        return [Text(line, theme.HEADING) for line in wrap(escape(title), width)]
+        return [Text(line, HEADING) for line in wrap(escape(title), width)]
     *full_lines, last_line = wrap(escape(title), width - 6)
     rule = "─" * max(width - cell_len(last_line) - 4, 0)
-    lines = [Text(line, theme.HEADING) for line in full_lines]
-    lines.append(Text.assemble((last_line, theme.HEADING), (f" {rule}", theme.FAINT)))
+    lines = [Text(line, HEADING) for line in full_lines]
+    lines.append(Text.assemble((last_line, HEADING), (f" {rule}", FAINT)))
     margins = ["── "] + ["   "] * len(full_lines)
     return [
-        Text(margin, theme.FAINT).append_text(line)
-        for margin, line in zip(margins, lines, strict=True)
+        Text(margin, FAINT).append_text(line) for margin, line in zip(margins, lines, strict=True)
     ]
 
 
@@ -217,7 +224,7 @@ def _column_lines(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]
     for row_index, (label, (_, value)) in enumerate(zip(labels, rows, strict=True)):
         if row_index and label == labels[row_index - 1]:
             label = ""  # the label of the row above holds for this row too
-        label_text = Text(label, theme.FAINT)
+        label_text = Text(label, FAINT)
         first_line, *other_lines = _value_lines(value, width - indent_width)
         if cell_len(label) + _GAP_WIDTH > indent_width:
             # A long label has a line of its own, because a cut name could not be copied.
@@ -236,9 +243,9 @@ def _value_lines(value: Value, width: int) -> list[Text]:
         case Stack():
             shown_callers = [cut(f"← {caller}", width) for caller in callers(value)[:_MAX_CALLERS]]
             site_line = stack_line(value, width=width, with_callers=False)
-            return [site_line, *(Text(caller, theme.FAINT) for caller in shown_callers)]
+            return [site_line, *(Text(caller, FAINT) for caller in shown_callers)]
         case Unavailable(reason) if reason:
             text = f"{NOT_AVAILABLE} ({escape(reason)})"
-            return [Text(line, theme.FAINT) for line in wrap(text, width)]
+            return [Text(line, FAINT) for line in wrap(text, width)]
         case _:
             return [Text(line, style_of(value)) for line in wrap(format_value(value), width)]

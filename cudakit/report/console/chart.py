@@ -13,8 +13,17 @@ import numpy.typing as npt
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.report.console import text as theme
-from cudakit.report.console.text import cut, escape, format_value, pad, wrap
+from cudakit.report.console.table import (
+    FAINT,
+    HEADER,
+    LEVELS,
+    SERIES,
+    cut,
+    escape,
+    format_value,
+    pad,
+    wrap,
+)
 from cudakit.report.document import Array, Chart, Marker, Series, x_value, y_value
 
 _CHART_ROWS = 8
@@ -27,9 +36,9 @@ _MARKER_GAP = 2
 def chart_lines(chart: Chart, width: int) -> list[Text]:
     """Return the lines of a chart: its title, and the picture or "(no data)"."""
     title = escape(chart.title)
-    lines = [Text(line, theme.HEADER) for line in wrap(title, width)] if title else []
+    lines = [Text(line, HEADER) for line in wrap(title, width)] if title else []
     if len(chart.x) == 0 or not chart.series:
-        return [*lines, Text("(no data)", theme.FAINT)]
+        return [*lines, Text("(no data)", FAINT)]
     drawn_values = [np.asarray(series.y, np.float64) for series in chart.series[:_MAX_CURVES]]
     finite_values = np.concatenate([values[np.isfinite(values)] for values in drawn_values])
     # The y axis always contains 0.
@@ -43,8 +52,8 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
     for row, line in enumerate(_picture(curves, columns)):
         label = labels.get(row, "")
         edge = f"{label.rjust(gutter)} {'┤' if label else '│'}"
-        lines.append(Text.assemble((edge, theme.FAINT), line))
-    lines.append(Text(f"{labels[_CHART_ROWS].rjust(gutter)} ┼{'─' * columns}", theme.FAINT))
+        lines.append(Text.assemble((edge, FAINT), line))
+    lines.append(Text(f"{labels[_CHART_ROWS].rjust(gutter)} ┼{'─' * columns}", FAINT))
     margin = " " * (gutter + 2)
     below = [_x_axis_line(chart, columns), *_marker_lines(chart.markers, chart.x, columns)]
     lines += [Text(margin).append_text(line) for line in below]
@@ -59,7 +68,7 @@ def _x_axis_line(chart: Chart, columns: int) -> Text:
     free = max(columns - cell_len(first) - cell_len(last) - 2, 0)
     label = cut(escape(chart.x_label), free)
     middle = pad(Text(" " * ((free - cell_len(label)) // 2) + label), free)
-    return Text(f"{first} {middle.plain} {last}", theme.FAINT)
+    return Text(f"{first} {middle.plain} {last}", FAINT)
 
 
 # --- markers ---------------------------------------------------------------------------------------
@@ -86,9 +95,9 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
         if line is None:
             lines.append(line := Text())
         line.pad_right(start - line.cell_len)
-        line.append(text, theme.LEVELS[marker.level])
+        line.append(text, LEVELS[marker.level])
     if omitted_count:
-        lines.append(Text(f"… {omitted_count:,} more markers", theme.FAINT))
+        lines.append(Text(f"… {omitted_count:,} more markers", FAINT))
     return lines
 
 
@@ -127,7 +136,7 @@ def _curves(chart: Chart, low: float, span: float, columns: int) -> list[_Curve]
                 curve.hidden.append(series)
                 break
         else:
-            glyphs, style = _CURVE_GLYPHS[len(curves)], theme.SERIES[len(curves)]
+            glyphs, style = _CURVE_GLYPHS[len(curves)], SERIES[len(curves)]
             curves.append(_Curve(series, heights, glyphs, style, []))
     return curves
 
@@ -164,7 +173,7 @@ def _legend_lines(chart: Chart, curves: Sequence[_Curve], width: int) -> list[Te
         name = escape(curve.series.name)
         sample = (curve.glyphs[len(curve.glyphs) // 2], curve.style)
         short_name = cut(name, max(width - len(highest) - 2, 8))
-        entry = Text.assemble(sample, f" {short_name}", (highest, theme.FAINT))
+        entry = Text.assemble(sample, f" {short_name}", (highest, FAINT))
         if lines and lines[-1].cell_len + len(_LEGEND_GAP) + entry.cell_len <= width:
             lines[-1].append(_LEGEND_GAP).append_text(entry)
         else:
@@ -178,7 +187,7 @@ def _legend_lines(chart: Chart, curves: Sequence[_Curve], width: int) -> list[Te
             remarks.append(f"{hidden} {verb} too close to {name} to be drawn.")
     if undrawn := ", ".join(escape(series.name) for series in chart.series[_MAX_CURVES:]):
         remarks.append(f"Not drawn: {undrawn}.")
-    return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
+    return lines + [Text(line, FAINT) for text in remarks for line in wrap(text, width)]
 
 
 def _highest_text(chart: Chart, series: Series) -> str:

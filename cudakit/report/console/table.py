@@ -1,4 +1,4 @@
-"""Render tables with aligned columns that are never wider than the terminal, and the call stacks in them."""
+"""Render tables, never wider than the terminal, the call stacks in them, and the text of every node."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Literal, TypeAlias
+from itertools import islice, zip_longest
+from typing import Final, Literal, TypeAlias
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from cudakit.report.console import text as theme
-from cudakit.report.console.text import cut, escape, format_value, pad, style_of, wrap
+from cudakit.report import document
 from cudakit.report.document import (
     NO_STACK,
+    Change,
     Column,
     Ratio,
     Stack,
@@ -28,7 +28,9 @@ from cudakit.report.document import (
     leaf,
     site,
 )
+from cudakit.report.escape import escape_invisible, escape_sequence, shorten
 from cudakit.stacks import Frame, is_library
+from cudakit.units import Unavailable
 
 # Tables of this width and above show the callers of a call site. A terminal of 120 columns has this width
 # without its margins.
@@ -87,7 +89,7 @@ def table_lines(table: Table, width: int) -> list[Text]:
         }
         return _join_cells(columns, cells, widths)
 
-    rule = Text("─" * (sum(widths.values()) + _COLUMN_GAP * (len(widths) - 1)), theme.FAINT)
+    rule = Text("─" * (sum(widths.values()) + _COLUMN_GAP * (len(widths) - 1)), FAINT)
     lines = [*_header_lines(table.columns, widths), rule]
     # Lines that several call stacks of a column share: these stacks get two lines each.
     counts = Counter(
@@ -100,10 +102,10 @@ def table_lines(table: Table, width: int) -> list[Text]:
     for row_number, row in enumerate(table.rows):
         lines_of_row = row_lines(row, table.columns, repeated)
         for line in lines_of_row if row_number in table.faint_rows else ():
-            line.stylize(theme.FAINT)
+            line.stylize(FAINT)
         lines += lines_of_row
     if not table.rows:
-        lines.append(Text("(none)", theme.FAINT))
+        lines.append(Text("(none)", FAINT))
     if table.total_row is not None:
         # A total is 100%, so its bar would always be full.
         columns = [
@@ -112,7 +114,7 @@ def table_lines(table: Table, width: int) -> list[Text]:
         ]
         total_lines = row_lines(table.total_row, columns)
         for line in total_lines:
-            line.stylize_before(theme.TOTAL)
+            line.stylize_before(TOTAL)
         lines += [rule, *total_lines]
     return lines + _lines_below(table, widths, width)
 
@@ -120,7 +122,7 @@ def table_lines(table: Table, width: int) -> list[Text]:
 def _header_lines(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
     lines_by_column = {
         index: [
-            Text(cut(line, width), theme.HEADER)
+            Text(cut(line, width), HEADER)
             for line in wrap(escape(columns[index].name), width, max_lines=_MAX_CELL_LINES)
         ]
         for index, width in widths.items()
@@ -163,7 +165,7 @@ def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Te
     )
     sentences = [f"Columns hidden at this width: {', '.join(hidden)}."] if hidden else []
     sentences += [caption] if caption else []
-    return [Text(line, theme.FAINT) for sentence in sentences for line in wrap(sentence, width)]
+    return [Text(line, FAINT) for sentence in sentences for line in wrap(sentence, width)]
 
 
 # --- widths of columns -----------------------------------------------------------------------------
@@ -291,7 +293,7 @@ def _bar_text(ratio: float, width: int) -> Text:
     if ratio > 0:
         eighths = max(eighths, 1)
     bar = "█" * (eighths // 8) + _BAR_GLYPHS[eighths % 8].strip()
-    return Text.assemble((bar.ljust(bar_width), theme.BAR), f" {figure}")
+    return Text.assemble((bar.ljust(bar_width), BAR), f" {figure}")
 
 
 def _stack_cell_line(cell: Value, width: int, *, with_callers: bool) -> Text:
@@ -338,12 +340,12 @@ def callers(stack: Stack) -> list[str]:
 def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
-        return _cut_line(Text(NO_STACK, theme.FAINT), width)
+        return _cut_line(Text(NO_STACK, FAINT), width)
     line = _first_fitting(list(_stack_forms(stack, width)), width)
     for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
-        line.append(_CALLED_FROM + caller, theme.FAINT)
+        line.append(_CALLED_FROM + caller, FAINT)
     return line
 
 
@@ -359,7 +361,7 @@ def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
     lines would look the same.
     """
     if not stack.frames:
-        return [_cut_line(Text(NO_STACK, theme.FAINT), width)]
+        return [_cut_line(Text(NO_STACK, FAINT), width)]
     lines = [_first_fitting(_frame_forms(site(stack)), width)]
     if caller := distinct_caller(stack):
         forms = [f"← {form}" for form in (*_frame_forms(caller), _file_and_line(caller))]
@@ -367,7 +369,7 @@ def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
         forms = [form.strip() for form in _leaf_forms(stack)]
     if forms:
         lines.append(_first_fitting([f"  {form}" for form in forms], width))
-        lines[1].stylize(theme.FAINT)
+        lines[1].stylize(FAINT)
     return lines
 
 
@@ -431,3 +433,216 @@ def _leaf_forms(stack: Stack) -> tuple[str, ...]:
 def _cut_line(line: Text, width: int) -> Text:
     line.truncate(max(width, 1), overflow="ellipsis")
     return line
+
+
+# --- Escape, wrap, cut and pad text for a terminal; format values as such text ---------------------
+
+# Maximum length of a text in characters. Sentences of reports are shorter; a longer name would fill the
+# terminal.
+MAX_TEXT_LENGTH = 600
+
+# Minimum width of a cell in which a number and its unit always stay on one line.
+_LEAST_PROSE_WIDTH = 40
+# A unit after a number, with the punctuation that may follow.
+_UNIT_PATTERN = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
+
+# The end of a part of a name such as nvmlDeviceGetName, max_split_size_mb or a:b.
+_PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
+
+# Python counts variation selectors as printable; they change the width or look of the preceding character.
+_VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+
+
+# The ASCII forms of the symbols that the texts of reports contain. The layout follows this replacement, so
+# that a form may be wider than its symbol.
+_ASCII_SYMBOLS = str.maketrans(
+    {
+        "±": "+/-",
+        "→": "->",
+        "←": "<-",
+        "…": "...",
+        "×": "x",
+        "°": "",
+        "³": "^3",
+        "µ": "u",
+        "·": "-",
+        "“": '"',
+        "”": '"',
+    }
+)
+# Each character that the layout draws has one ASCII character, so that columns stay aligned.
+_ASCII_DRAWING = str.maketrans(
+    {
+        **dict.fromkeys("━", "="),
+        **dict.fromkeys("─", "-"),
+        **dict.fromkeys("│├└┤┼", "|"),
+        **dict.fromkeys("█▉▊▋▌", "#"),
+        **dict.fromkeys("▍▎▏", "-"),
+        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
+        **dict.fromkeys("⣤⠶⠛", "#"),
+        **dict.fromkeys("⣀⠤⠒⠉", "="),
+        **dict.fromkeys("⡀⠄⠂⠁·", "."),
+        **dict(zip("✓✗▲→←…", "+x^><*", strict=True)),
+    }
+)
+# The ellipsis of a text that the layout cut, and the two characters before it, where "..." has space.
+_CUT_END_PATTERN = re.compile(r"[!-~]{2}…(?=\s|\)|$)", re.MULTILINE)
+# Any other ellipsis, and the spaces between its cell and the next one. Two of them make space for "...".
+_ELLIPSIS_PATTERN = re.compile(r"(← )?…((?:[^\s…]| (?! ))*)( {4,})?")
+_COLOR_PATTERN = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def escape(text: str, *, limit: int = MAX_TEXT_LENGTH) -> str:
+    """Escape line ends and invisible characters, and cut the text to ``limit`` characters."""
+    visible_head = escape_invisible(text[: limit + 1])
+    return shorten(
+        _VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), visible_head), limit
+    )
+
+
+def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
+    """Break text at spaces into lines of at most ``width`` cells; a longer word is broken too.
+
+    With ``max_lines`` lines, the last one ends with an ellipsis if words were left out.
+    """
+    lines = list(_break_lines(text, max(width, 2)))
+    if max_lines is None or len(lines) <= max_lines:
+        return lines
+    return [
+        *lines[: max_lines - 1],
+        cut(f"{lines[max_lines - 1]} {lines[max_lines]}", max(width, 2)),
+    ]
+
+
+def cut(text: str, width: int) -> str:
+    """Cut text to ``width`` cells, with an ellipsis at the end."""
+    if width < 1:
+        return ""
+    line = Text(text)
+    line.truncate(width, overflow="ellipsis")
+    return line.plain
+
+
+def _break_lines(text: str, width: int) -> Iterator[str]:
+    line = ""
+    for word in _words(text, width):
+        joined_line = f"{line} {word}" if line else word
+        if cell_len(joined_line) <= width:
+            line = joined_line
+            continue
+        if line:
+            yield line
+        *full_lines, line = _break_word(word, width)
+        yield from full_lines
+    yield line
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    """Yield the words of a text; except in narrow cells, a number and its unit are one word."""
+    number = ""
+    for word in text.split():
+        if number and _UNIT_PATTERN.fullmatch(word):
+            yield f"{number} {word}"
+            number = ""
+            continue
+        if number:
+            yield number
+        number = word if width >= _LEAST_PROSE_WIDTH and word[-1].isdigit() else ""
+        if not number:
+            yield word
+    if number:
+        yield number
+
+
+def _break_word(word: str, width: int) -> list[str]:
+    """Cut a word into pieces of at most ``width`` cells: after ``/``, or between the words of a name."""
+    pieces = []
+    while cell_len(word) > width:
+        piece = chop_cells(word, width)[0]
+        ends = [match.end() for match in _PART_OF_NAME.finditer(piece + word[len(piece)])]
+        if "/" in piece:
+            piece = piece[: piece.rfind("/") + 1]
+        elif ends:
+            piece = piece[: ends[-1]]
+        pieces.append(piece)
+        word = word[len(piece) :]
+    return [*pieces, word]
+
+
+def format_value(value: Value) -> str:
+    """Format a value on one line; a stack is its call site."""
+    return escape(document.format_value(value))
+
+
+def style_of(value: Value) -> str:
+    """Return the style of a value: changes are colored, unavailable values faint."""
+    match value:
+        case Unavailable():
+            return FAINT
+        case Change(size_bytes) if size_bytes > 0:
+            return WARN
+        case Change(size_bytes) if size_bytes < 0:
+            return OK
+        case _:
+            return PLAIN
+
+
+def pad(line: Text, width: int, *, is_right_aligned: bool = False) -> Text:
+    """Pad a line with spaces to ``width`` cells; ``is_right_aligned`` aligns it to the right."""
+    add_padding = line.pad_left if is_right_aligned else line.pad_right
+    add_padding(max(width - line.cell_len, 0))
+    return line
+
+
+def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, column: int) -> list[Text]:
+    """Join two lists of lines side by side; the right list begins in column ``column``, counted from 0."""
+    line_pairs = zip_longest(left, right, fillvalue=None)
+    return [
+        pad(left_line.copy() if left_line else Text(), column).append_text(right_line or Text())
+        for left_line, right_line in line_pairs
+    ]
+
+
+def ascii_symbols(text: str) -> str:
+    """Replace the symbols in the text of a report by ASCII, which may be wider; other text stays."""
+    return text.translate(_ASCII_SYMBOLS)
+
+
+def ascii_drawing(text: str, *, width: int | None = None) -> str:
+    """Replace lines, bars and other drawn characters by ASCII of the same width; other text stays.
+
+    The ellipsis at the end of a cut text becomes ``...`` over its last two characters. Others become ``...``
+    and use two of the spaces after the text. Without these spaces the line becomes wider, or the ellipsis
+    becomes ``*`` if the line would not fit into ``width`` columns.
+    """
+    lines = []
+    for line in _CUT_END_PATTERN.sub("...", text).split("\n"):
+        wider = _ELLIPSIS_PATTERN.sub(_three_dots, line)
+        is_too_wide = width is not None and cell_len(_COLOR_PATTERN.sub("", wider)) > width
+        lines.append(line if is_too_wide else wider)
+    return "\n".join(lines).translate(_ASCII_DRAWING)
+
+
+def _three_dots(match: re.Match[str]) -> str:
+    arrow, rest, spaces = match.groups(default="")
+    # The arrow loses its space, so that one or two characters fewer are needed.
+    return f"<...{rest}{spaces}" if arrow else f"...{rest}{spaces[2:]}"
+
+
+# --- styles in the sixteen colors of the terminal; color is never the only difference --------------
+
+TITLE: Final = "bold"
+HEADING: Final = "bold cyan"
+HEADER: Final = "bold"
+TOTAL: Final = "bold"
+FAINT: Final = "dim"
+PLAIN: Final = ""
+BAR: Final = "cyan"
+
+OK: Final = "green"
+INFO: Final = "cyan"
+WARN: Final = "yellow"
+ERROR: Final = "bold red"
+
+LEVELS: Final = {"ok": OK, "info": INFO, "warn": WARN, "error": ERROR}
+SERIES: Final = ("cyan", "magenta", "yellow")

@@ -14,7 +14,7 @@ from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
 from allocator_scenarios.scenario import MIB, CannotRun, Check, Steps, Subject, full_name, scenario
 
-from cudakit.allocator.checkpoint import PoolState
+from cudakit.allocator.memory import PoolState
 from cudakit.allocator.pools import MemPool
 
 SHORT = random_run(1, 9, steps=1500)

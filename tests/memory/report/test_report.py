@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from cudakit.memory.analyze import analyze, diff
-from cudakit.memory.history.lifetimes import Contradictions
+from cudakit.memory.lifetimes import Contradictions
 from cudakit.memory.load import load
 from cudakit.memory.report import report, summary_report
 from cudakit.memory.report.comparison import diff_report
-from cudakit.memory.report.rows import step_definition
-from cudakit.memory.report.summary import answer, in_annotation, reliability
+from cudakit.memory.report.summary import answer, in_annotation, reliability, step_definition
 from cudakit.memory.result import MemoryResult
 from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import POOL_IDS, take

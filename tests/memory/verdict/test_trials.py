@@ -17,12 +17,12 @@ from memory.verdict.programs import DEVICE, Gpu, Tensor
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.api.memory import new_allocator
 from cudakit.memory.analyze import analyze
-from cudakit.memory.growth import step_history
 from cudakit.memory.history import reconstruct
 from cudakit.memory.load import load
 from cudakit.memory.result import Oom, ReplayedRemedy
 from cudakit.memory.selection import MemorySpec
 from cudakit.memory.snapshot import Action, Snapshot, StackTable
+from cudakit.memory.steps import step_history
 from cudakit.memory.verdict import ReplayLimits, replay_changes
 from cudakit.memory.verdict.failure import failure_at
 from cudakit.torch_rules.settings import Settings, parse_config

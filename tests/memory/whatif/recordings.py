@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from cudakit.allocator.allocator import DeviceCachingAllocator
 from cudakit.allocator.oom import OutOfMemory
 from cudakit.allocator.pools import MemPool
-from cudakit.memory.load import pickled, schema
+from cudakit.memory import load
+from cudakit.memory.load import pickled
 from cudakit.memory.snapshot import Snapshot
 from cudakit.torch_rules.settings import Settings
 
@@ -82,7 +83,7 @@ class Program:
 
 def read(snapshot: dict[str, Any]) -> Snapshot:
     content = pickle.dumps(snapshot)
-    return schema.build(
+    return load.build(
         pickled.read(content), source="program.pkl", file_format="pickle", size_bytes=len(content)
     )
 

@@ -4,7 +4,7 @@
 
 #include "types.h"
 
-enum { SMALLEST_BLOCK = 512 }; /* the same value as in torch_rules/sizes.py */
+enum { SMALLEST_BLOCK = 512 }; /* the same value as in torch_rules/settings.py */
 enum { SIZE_CLASSES = 55 };    /* number of powers of two from 512 bytes to the largest size of 64 bits */
 
 /* ---- blocks ---------------------------------------------------------------------------------------------- */

@@ -47,7 +47,7 @@
 #include <time.h>
 
 /* The largest small request, and the largest rest of a large block that is not split off: the same values as
- * MAX_SMALL_BYTES and MIB in torch_rules/sizes.py. */
+ * MAX_SMALL_BYTES and MIB in torch_rules/settings.py. */
 enum { MAX_SMALL_BYTES = 1 << 20, LARGE_SLACK = 1 << 20 };
 static const long long TOO_MANY_BYTES = 1LL << 60;
 /* CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types). */

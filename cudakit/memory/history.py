@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudakit.memory.history.lifetimes import (
+from cudakit.memory.lifetimes import (
     Contradictions,
     MatchedLifetimes,
+    SegmentHistory,
+    SegmentLifetimes,
     allocation_lifetime_steps,
     match_final_blocks,
+    segment_history,
     split_into_lifetimes,
 )
-from cudakit.memory.history.segments import SegmentHistory, SegmentLifetimes, segment_history
 from cudakit.memory.snapshot import (
     BEFORE_TRACE,
     POOL_NAMES,
@@ -36,8 +38,12 @@ from cudakit.memory.snapshot import (
     Snapshot,
     take,
 )
-from cudakit.torch_rules.settings import recorded_divisions, recorded_max_split
-from cudakit.torch_rules.sizes import MAX_SMALL_BYTES, rounded_array
+from cudakit.torch_rules.settings import (
+    MAX_SMALL_BYTES,
+    recorded_divisions,
+    recorded_max_split,
+    rounded_array,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,106 @@
-"""Lifetimes of segments that are not expandable."""
+"""Steps at addresses, split into lifetimes."""
 
 from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from memory import builders
 from memory.builders import MIB, Block, Entry, Segment, alloc, segment_alloc, segment_free
 from memory.simulated_history import SimulatedHistory
 from memory.strategies import LAW, garbage, recordings
 
-from cudakit.memory.history.segments import SegmentLifetimes, mapped_ranges, segment_history
+from cudakit.memory.lifetimes import (
+    BEGIN,
+    COMPLETE,
+    REQUEST,
+    Lifetimes,
+    LifetimeSteps,
+    SegmentLifetimes,
+    mapped_ranges,
+    segment_history,
+    sorted_by_address,
+    split_into_lifetimes,
+)
 from cudakit.memory.snapshot import BEFORE_TRACE, Action, DeviceTrace, SegmentKind
+
+Step = tuple[int, int]  # address and step
+
+
+def ordered(steps: list[Step]) -> LifetimeSteps:
+    return sorted_by_address(
+        np.arange(len(steps)),
+        np.array([address for address, _ in steps], np.uint64),
+        np.array([step for _, step in steps], np.uint8),
+        np.zeros(len(steps), np.int64),
+    )
+
+
+def lifetimes(steps: list[Step]) -> list[tuple[int, int, int]]:
+    found = split_into_lifetimes(ordered(steps))
+    columns = (found.begin, found.request, found.complete)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def one_by_one(steps: list[Step]) -> list[tuple[int, int, int]]:
+    """Group steps with a simple loop: a step belongs to the open lifetime of its address if it can follow."""
+    lifetimes: dict[int, list[dict[int, int]]] = {}
+    for event, (address, step) in enumerate(steps):
+        own = lifetimes.setdefault(address, [])
+        if not own or max(own[-1]) >= step:
+            own.append({})
+        own[-1][step] = event
+    return [
+        (lifetime.get(BEGIN, -1), lifetime.get(REQUEST, -1), lifetime.get(COMPLETE, -1))
+        for address in sorted(lifetimes)
+        for lifetime in lifetimes[address]
+    ]
+
+
+ADDRESSES = st.sampled_from((0, 512, 1024, 1 << 47, (1 << 47) + 513, (1 << 64) - 1))
+
+
+@LAW
+@given(st.lists(st.tuples(ADDRESSES, st.sampled_from((BEGIN, REQUEST, COMPLETE))), max_size=40))
+def test_lifetimes_equal_a_naive_implementation(steps: list[Step]) -> None:
+    assert lifetimes(steps) == one_by_one(steps)
+
+
+@LAW
+@given(st.lists(ADDRESSES, max_size=40))
+def test_steps_are_sorted_by_address_then_time(addresses: list[int]) -> None:
+    rows = ordered([(address, BEGIN) for address in addresses])
+    assert rows.event.tolist() == sorted(range(len(addresses)), key=lambda i: (addresses[i], i))
+
+
+def test_complete_lifetime_has_three_events() -> None:
+    assert lifetimes([(512, BEGIN), (512, REQUEST), (512, COMPLETE)]) == [(0, 1, 2)]
+
+
+def test_step_out_of_order_starts_a_new_lifetime() -> None:
+    assert lifetimes([(512, BEGIN), (512, COMPLETE), (512, REQUEST), (512, BEGIN)]) == [
+        (0, -1, 1),
+        (-1, 2, -1),
+        (3, -1, -1),
+    ]
+
+
+def test_oldest_and_newest_lifetime_of_each_address_are_marked() -> None:
+    found: Lifetimes = split_into_lifetimes(
+        ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)])
+    )
+    assert found.is_oldest.tolist() == [True, True, False, False]
+    assert found.is_newest.tolist() == [True, False, False, True]
+
+
+def test_no_steps_give_no_lifetimes() -> None:
+    assert lifetimes([]) == []
+
+
+# --- Lifetimes of segments that are not expandable -------------------------------------------------
 
 BASE = 0x7F00_0000_0000
 OTHER = BASE + 64 * MIB
@@ -28,7 +116,7 @@ def contradictions(trace: DeviceTrace) -> int:
     return segment_history(trace).contradictions
 
 
-def lifetimes(trace: DeviceTrace) -> list[Row]:
+def segment_rows(trace: DeviceTrace) -> list[Row]:
     found = plain_segments(trace)
     columns = (found.address, found.size, found.begin, found.end)
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
@@ -53,7 +141,7 @@ def test_segments_of_an_allocator_have_no_contradictions(history: SimulatedHisto
 
 
 def test_segment_without_events_exists_during_the_whole_trace() -> None:
-    assert lifetimes(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
+    assert segment_rows(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
         (BASE, 2 * MIB, BEFORE_TRACE, 1)
     ]
 
@@ -66,7 +154,7 @@ def test_reused_segment_address_is_another_segment() -> None:
         segment_free(BASE, 2 * MIB),
     ]
     trace = builders.trace(entries, [Segment(BASE + 2 * MIB, 2 * MIB)])
-    assert lifetimes(trace) == [
+    assert segment_rows(trace) == [
         (BASE, 2 * MIB, 1, 3),
         (BASE, 20 * MIB, BEFORE_TRACE, 0),
         (BASE + 2 * MIB, 2 * MIB, 2, 4),
@@ -123,7 +211,7 @@ def test_addresses_of_a_freed_segment_can_become_expandable() -> None:
     ]
     trace = builders.trace(entries, [Segment(BASE, 20 * MIB, expandable=True)])
     assert contradictions(trace) == 0
-    assert lifetimes(trace) == [(BASE, 2 * MIB, 0, 1)]
+    assert segment_rows(trace) == [(BASE, 2 * MIB, 0, 1)]
 
 
 def test_final_segment_begins_at_its_last_allocation_or_before_the_trace() -> None:

@@ -26,7 +26,7 @@ from memory.simulated_history import SimulatedHistory
 from memory.strategies import LAW, garbage, histories, recordings
 
 from cudakit.memory.history import Allocations, History, Layout, live_at, reconstruct
-from cudakit.memory.history.lifetimes import Contradictions
+from cudakit.memory.lifetimes import Contradictions
 from cudakit.memory.snapshot import BEFORE_TRACE, HOST, Action, BlockState, DeviceTrace, SegmentKind
 
 CURVES = ("requested", "allocated", "active", "reserved")
