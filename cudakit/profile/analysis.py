@@ -138,7 +138,12 @@ def _devices(
         is_gap_measured = np.ones(len(gaps.start_ns), bool)
         starts, ends, measured_rows = [first_ns], [last_ns], rows
         if steps.count:
-            _reclassify_start_up(gaps, int(steps.begin_ns[0]))
+            # Data loading before the first step is other host work, such as importing modules.
+            is_before = gaps.end_ns <= int(steps.begin_ns[0])
+            gaps.by_cause_ns[is_before, IdleCause.OTHER_HOST] += gaps.by_cause_ns[
+                is_before, IdleCause.DATA_LOADING
+            ]
+            gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING] = 0
             is_call_measured = steps.contains_on_host(host_steps, calls.start_ns)
             is_gap_measured = steps.contains(gaps.start_ns)
             starts = steps.begin_ns[:-1][steps.is_measured].tolist()
@@ -246,15 +251,6 @@ def _steps(steps: DeviceSteps, host_steps: HostSteps, division: _Division) -> St
         median_ns=int(np.median(durations)) if len(durations) else 0,
         steps=rows,
     )
-
-
-def _reclassify_start_up(gaps: Gaps, first_step_ns: int) -> None:
-    """Count data loading before the first step as other host work, such as importing modules."""
-    is_before = gaps.end_ns <= first_step_ns
-    gaps.by_cause_ns[is_before, IdleCause.OTHER_HOST] += gaps.by_cause_ns[
-        is_before, IdleCause.DATA_LOADING
-    ]
-    gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING] = 0
 
 
 @dataclass(frozen=True, slots=True)

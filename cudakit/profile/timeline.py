@@ -127,7 +127,18 @@ def first_time(timelines: Sequence[Timeline]) -> int:
 
 def timeline(activities: Activities) -> Timeline:
     """Return the activities of a process as sorted columns."""
-    calls = _host_calls(activities)
+    records = activities.records[EventKind.API_CALL]
+    start, end = _times(records)
+    call_order = np.lexsort((-end, start))
+    records = records[call_order]
+    calls = HostCalls(
+        start[call_order],
+        end[call_order],
+        records["thread"],
+        records["function"].astype(np.int64),
+        records["correlation"],
+        records["site"],
+    )
     work, names = _gpu_work(activities, calls)
     return Timeline(
         activities.process,
@@ -149,21 +160,6 @@ def _times(records: Records) -> tuple[Column, Column]:
     """Return start and end of each record; an end before the start becomes the start."""
     start = np.clip(records["start_ns"], -_LATEST_NS, _LATEST_NS)
     return start, np.maximum(np.clip(records["end_ns"], -_LATEST_NS, _LATEST_NS), start)
-
-
-def _host_calls(activities: Activities) -> HostCalls:
-    records = activities.records[EventKind.API_CALL]
-    start, end = _times(records)
-    call_order = np.lexsort((-end, start))
-    records = records[call_order]
-    return HostCalls(
-        start[call_order],
-        end[call_order],
-        records["thread"],
-        records["function"].astype(np.int64),
-        records["correlation"],
-        records["site"],
-    )
 
 
 def _rows_by_number(numbers_of_rows: Column, searched_numbers: Column) -> Column:

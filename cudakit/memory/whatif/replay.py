@@ -329,11 +329,16 @@ class _Replay:
             case Step.FREE:
                 self._run_free(target_index)
             case Step.COMPLETE_FREE:
-                self._complete_free(target_index)
+                wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[target_index]
+                self._device.complete_events(wait_stream, self._wait_positions.pop(target_index, 0))
+                self._allocator.process_events()
             case Step.FAILED_ALLOC:
                 self._run_failed_alloc(target_index)
             case Step.RELEASE_POOL:
-                self._release_pool(target_index)
+                if target_index in self._pool_handles and target_index not in self._released_pools:
+                    self._released_pools.add(target_index)
+                    self._allocator.end_allocate_to_pool(self._pool_handles[target_index])
+                    self._allocator.release_pool(self._pool_handles[target_index])
             case Step.EMPTY_POOL if target_index in self._pool_handles:
                 self._allocator.empty_pool(self._pool_handles[target_index])
             case Step.EMPTY_CACHE:
@@ -358,11 +363,6 @@ class _Replay:
         self._allocator.free(ptr, stream)
         self._wait_positions[allocation_index] = self._device.recorded_count(stream)
 
-    def _complete_free(self, allocation_index: int) -> None:
-        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[allocation_index]
-        self._device.complete_events(wait_stream, self._wait_positions.pop(allocation_index, 0))
-        self._allocator.process_events()
-
     def _run_failed_alloc(self, request_index: int) -> None:
         """Repeat a request that failed in the recording. If it succeeds, free it: its lifetime is unknown."""
         try:
@@ -371,12 +371,6 @@ class _Replay:
             self._oom_count += 1
         else:
             self._allocator.free(ptr)
-
-    def _release_pool(self, pool_index: int) -> None:
-        if pool_index in self._pool_handles and pool_index not in self._released_pools:
-            self._released_pools.add(pool_index)
-            self._allocator.end_allocate_to_pool(self._pool_handles[pool_index])
-            self._allocator.release_pool(self._pool_handles[pool_index])
 
     def _alloc_request(self, request_index: int) -> int:
         size_bytes, stream, pool_index = self._program.requests[request_index]

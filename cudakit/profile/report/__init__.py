@@ -21,7 +21,7 @@ from cudakit.profile.report.tables import (
     make_table,
     share_of,
 )
-from cudakit.profile.result import Device, Finding, ProfileResult, Straggler
+from cudakit.profile.result import Device, Finding, ProfileResult
 from cudakit.report.document import (
     Document,
     Node,
@@ -132,7 +132,19 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
         of_all = {1: "", 2: f" of both {noun}"}.get(count, f" of all {count} {noun}")
         yield Note("info", f"Line with the most GPU time{of_all}: {largest_text}.")
     if result.straggler:
-        yield _straggler_note(result, result.straggler)
+        straggler = result.straggler
+        names = _device_names(result)
+        name = names.pop((straggler.process, straggler.device))
+        waiting = (
+            f"{next(iter(names.values()))} waited" if len(names) == 1 else "the other ranks waited"
+        )
+        share = share_of(straggler.last_count, straggler.matched)
+        yield Note(
+            "info",
+            f"{capitalized(name)} started last in {format_count(straggler.last_count)} of"
+            f" {format_count(straggler.matched)} measured collectives ({format_ratio(share)});"
+            f" {waiting} {duration_text(straggler.waited_ns)} in total for its start.",
+        )
 
 
 def _largest_causes(device: Device) -> list[tuple[str, float]]:
@@ -187,22 +199,6 @@ def _largest_work(devices: Sequence[Device]) -> str:
         largest = [(f"kernel {short_kernel(name)}", time) for name, time in kernels]
     work_ns = sum(device.work_ns for device in devices)
     return "".join(f"{name}, {format_ratio(share_of(time, work_ns))}" for name, time in largest)
-
-
-def _straggler_note(result: ProfileResult, straggler: Straggler) -> Note:
-    names = _device_names(result)
-    name = names.pop((straggler.process, straggler.device))
-    waiting = (
-        f"{next(iter(names.values()))} waited" if len(names) == 1 else "the other ranks waited"
-    )
-    share = share_of(straggler.last_count, straggler.matched)
-    return Note(
-        "info",
-        f"{capitalized(name)} started last in "
-        f"{format_count(straggler.last_count)} of {format_count(straggler.matched)} measured collectives "
-        f"({format_ratio(share)}); {waiting} {duration_text(straggler.waited_ns)}"
-        " in total for its start.",
-    )
 
 
 # --- findings and limits ---------------------------------------------------------------------------
