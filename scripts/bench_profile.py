@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cudakit.profile.activities import load_log
 from cudakit.profile.analysis import analyze
 from cudakit.profile.report import report
+from cudakit.profile.timeline import load_log
 from cudakit.report import console
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import EventKind

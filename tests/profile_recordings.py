@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.profile.activities import Activities, ActivityCollector
+from cudakit.profile.timeline import Activities, ActivityCollector
 from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import (
     ApiCall,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from cudakit.profile.activities import Activities, ActivityCollector
+from cudakit.profile.timeline import Activities, ActivityCollector
 from cudakit.stacks import Frame, Stack
 from cudakit.trace.events import (
     ApiCall,

@@ -21,9 +21,9 @@ from typing import Any
 
 from cudakit.allocator.blocks import Block, BlockPool, RawStack, Request
 from cudakit.allocator.expandable import AddressSpace
+from cudakit.allocator.guard import Callback, Direction, Monitor, MonitoredMetric, Monitors
 from cudakit.allocator.history import OOM, Context, Level, Recorded, Stage, gather_stack
 from cudakit.allocator.memory import DeviceMemory
-from cudakit.allocator.monitors import Callback, Direction, Monitor, MonitoredMetric, Monitors
 from cudakit.allocator.oom import (
     Fragmentation,
     Observer,

@@ -12,11 +12,10 @@ from typing import Literal, TypeAlias
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Event, Gpu, Stream
 from cudakit.gpu.compile import demangle
-from cudakit.profile.activities import ActivityCollector
 from cudakit.profile.analysis import analyze
 from cudakit.profile.idle import launched_work
 from cudakit.profile.result import ProfileResult
-from cudakit.profile.timeline import Timeline, timeline
+from cudakit.profile.timeline import ActivityCollector, Timeline, timeline
 from cudakit.record.recording import begin_profile
 from cudakit.trace.spool import Batch
 

@@ -39,10 +39,10 @@ from cudakit.units import capitalized
 if TYPE_CHECKING:
     from cudakit.bench.result import BenchResult
     from cudakit.cli.output import Outputs
-    from cudakit.profile.activities import Activities
     from cudakit.profile.analysis import DeviceGaps
     from cudakit.profile.findings import MeasuredLimits
     from cudakit.profile.result import ProfileResult
+    from cudakit.profile.timeline import Activities
     from cudakit.trace.run_log import Outcome
 
 # Formats that need the activities of a run, which a saved result does not have.
@@ -313,7 +313,7 @@ def _measured_limits(
 
 def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
     """Read a saved result or a log."""
-    from cudakit.profile.activities import is_saved_result, load_log, load_result
+    from cudakit.profile.timeline import is_saved_result, load_log, load_result
 
     path = Path(file)
     if is_saved_result(path):

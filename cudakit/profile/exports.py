@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.profile.activities import Activities
-from cudakit.profile.timeline import Column, Timeline, WorkKind, first_time, timeline
+from cudakit.profile.timeline import Activities, Column, Timeline, WorkKind, first_time, timeline
 from cudakit.report.document import Columns
 from cudakit.report.timeline import (
     Argument,

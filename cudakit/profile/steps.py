@@ -15,9 +15,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cudakit.profile.activities import Activities
 from cudakit.profile.result import StepSource
-from cudakit.profile.timeline import Column, Timeline, WorkKind, range_events
+from cudakit.profile.timeline import Activities, Column, Timeline, WorkKind, range_events
 from cudakit.trace.kinds import EventKind
 
 _STEP_NAME = re.compile(

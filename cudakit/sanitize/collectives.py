@@ -15,7 +15,7 @@ from cudakit.sanitize.graphs import GraphTracker
 from cudakit.sanitize.ordering import EXACT, READ, WRITE, Call, Release, Stream, StreamOrder
 from cudakit.sanitize.races import CollectiveOperation, Coverage
 from cudakit.sanitize.records import access_record
-from cudakit.sanitize.unrecorded import CheckedShadow
+from cudakit.sanitize.templates import CheckedShadow
 from cudakit.trace.kinds import ELEMENT_BYTES, CollectiveFunction, EventKind, NcclDatatype
 from cudakit.trace.trace_file import ADDRESS_END
 

@@ -42,7 +42,7 @@ from cudakit.sanitize.races import (
 )
 from cudakit.sanitize.records import AccessRows, RecordBatch, sorted_by_call
 from cudakit.sanitize.shadow import MAX_RANGE_STATES, new_shadow
-from cudakit.sanitize.unrecorded import CheckedShadow, PossibleAccesses
+from cudakit.sanitize.templates import CheckedShadow, PossibleAccesses
 from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,

@@ -20,7 +20,7 @@ from cudakit.sanitize.records import (
     rows_by_node,
     without_common_fields,
 )
-from cudakit.sanitize.unrecorded import CheckedShadow
+from cudakit.sanitize.templates import CheckedShadow
 from cudakit.trace.kinds import EventKind, NodeType
 
 _EVENT_KINDS = {

@@ -30,12 +30,11 @@ from profile_recordings import (
     training,
 )
 
-from cudakit.profile.activities import Activities
 from cudakit.profile.analysis import DeviceGaps, analyze
 from cudakit.profile.idle import BlockingTime, Gaps, IdleCause
 from cudakit.profile.report.page import explorer
 from cudakit.profile.result import Step
-from cudakit.profile.timeline import Timeline, first_time, timeline
+from cudakit.profile.timeline import Activities, Timeline, first_time, timeline
 from cudakit.report.document import Document, Note
 from cudakit.report.html import render
 from cudakit.trace.events import ApiCall, Event, KernelRun

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.profile.activities import Activities, ActivityCollector
+from cudakit.profile.timeline import Activities, ActivityCollector
 from cudakit.trace.kinds import EventKind, MemoryKind
 from cudakit.trace.run_log import LogReader
 

@@ -22,9 +22,8 @@ from profile_recordings import (
 )
 
 from cudakit.profile import exports
-from cudakit.profile.activities import Activities
 from cudakit.profile.report.page import explorer
-from cudakit.profile.timeline import timeline
+from cudakit.profile.timeline import Activities, timeline
 from cudakit.report import chrome, flame, perfetto
 from cudakit.report import csv as csv_format
 from cudakit.trace.events import (

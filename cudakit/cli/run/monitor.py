@@ -13,7 +13,7 @@ import click
 from cudakit.cli.output import open_binary_file, printable
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.compile import demangle
-from cudakit.profile.activities import ActivityCollector
+from cudakit.profile.timeline import ActivityCollector
 from cudakit.record.protocol import AgentMessage, AgentMessageKind
 from cudakit.sanitize.baseline import suppressions
 from cudakit.sanitize.detector import RaceDetector
@@ -22,7 +22,7 @@ from cudakit.sanitize.races import Confidence
 from cudakit.trace.run_log import NO_REAL_GPU_WORK, LogWriter, Outcome
 
 if TYPE_CHECKING:
-    from cudakit.profile.activities import Activities
+    from cudakit.profile.timeline import Activities
     from cudakit.sanitize.baseline import BaselineMatcher
     from cudakit.sanitize.races import SanitizeResult
     from cudakit.trace.spool import Batch

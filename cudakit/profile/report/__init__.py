@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from cudakit.profile.activities import Activities
 from cudakit.profile.analysis import DeviceGaps
 from cudakit.profile.findings import call_site_text
 from cudakit.profile.report.page import explorer
@@ -22,6 +21,7 @@ from cudakit.profile.report.tables import (
     share_of,
 )
 from cudakit.profile.result import Device, Finding, ProfileResult
+from cudakit.profile.timeline import Activities
 from cudakit.report.document import (
     Document,
     Node,

@@ -10,13 +10,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cudakit.profile.activities import Activities
 from cudakit.profile.analysis import DeviceGaps
 from cudakit.profile.exports import device_names, work_tracks
 from cudakit.profile.idle import IdleCause
 from cudakit.profile.report.tables import CAUSES
 from cudakit.profile.result import Device
-from cudakit.profile.timeline import Column, Spans, Timeline, WorkKind, first_time, timeline
+from cudakit.profile.timeline import (
+    Activities,
+    Column,
+    Spans,
+    Timeline,
+    WorkKind,
+    first_time,
+    timeline,
+)
 from cudakit.report.document import Array, Explorer, ExplorerData
 from cudakit.report.timeline import distinct_rows, flat_lanes
 from cudakit.stacks import Frame, call_site_index

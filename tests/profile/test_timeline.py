@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profile_synthetic import US, Program
 
-from cudakit.profile.activities import ActivityCollector
+from cudakit.profile.timeline import ActivityCollector
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
 
