@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cudakit.memory.snapshot import DRIVER, MANAGED
+from cudakit.memory.snapshot import DRIVER, HOST, MANAGED
 from cudakit.stacks import Stack
 from cudakit.trace.kinds import LIBRARY_DOMAINS, AllocationKind, AllocationLayer, EventKind
 from cudakit.trace.spool import Batch
@@ -24,8 +24,6 @@ Action: TypeAlias = Literal[
     "oom", "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
 ]
 
-# The device number of pinned host memory.
-HOST = -1
 # Sizes are rounded up to this multiple, as by CuPy (ALLOCATION_UNIT_SIZE) and PyTorch (kMinBlockSize).
 _ROUNDING_BYTES = 512
 

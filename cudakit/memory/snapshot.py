@@ -25,6 +25,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # The device number of pinned host memory.
 HOST = -1
+# The key of NVTX marks in files of ``run --memory``.
+MARKS_KEY = "cudakit_marks"
 # The index of an event before the first recorded event.
 BEFORE_TRACE = -1
 

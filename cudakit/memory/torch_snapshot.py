@@ -21,22 +21,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from cudakit.errors import SnapshotError
 from cudakit.memory.process import (
-    HOST,
     MAX_EVENTS,
     MemoryModel,
     ProcessMemory,
     Segment,
 )
-from cudakit.memory.snapshot import POOL_IDS, POOL_NAMES
+from cudakit.memory.snapshot import HOST, MARKS_KEY, POOL_IDS, POOL_NAMES
 from cudakit.stacks import BACKWARD_FRAME, Frame, Stack
 
 # A snapshot as ``torch.cuda.memory._snapshot`` returns it.
 Snapshot: TypeAlias = dict[str, Any]
 _FrameDict: TypeAlias = dict[str, Any]
 _EntryDict: TypeAlias = dict[str, Any]  # an event of a trace
-
-# The key of NVTX marks; memory/load/__init__.py reads it.
-MARKS_KEY = "cudakit_marks"
 
 # The sign of the change of reserved memory by the action of an event.
 _SIGN_BY_ACTION = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

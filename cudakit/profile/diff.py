@@ -212,7 +212,7 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
     times_caption = (
         f"Per step: the median time of a step, and the mean {mean_texts} time."
         if device.per_step
-        else "Column are totals: no steps to compare."
+        else "Times are totals: no steps to compare."
     )
     yield _table("", [device.step, device.busy, *idle_changes], times_caption)
     short_names = short_kernels(row.name for row in device.kernels)

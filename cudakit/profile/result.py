@@ -1,6 +1,6 @@
 """The result of ``run --profile``, which is also its JSON document (``cudakit.profile/1``).
 
-Column are in nanoseconds; instants count from the first activity of the profile. The tables of a device
+Times are in nanoseconds; instants count from the first activity of the profile. The tables of a device
 cover its ``measured`` time: the steps after the warm-up, or without steps all time from the first to the
 last work. A call stack has the innermost Python frame first; ``site`` is the index of its call site, the
 innermost frame outside of libraries.

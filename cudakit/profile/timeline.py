@@ -28,7 +28,7 @@ from cudakit.trace.trace_file import Records, layout
 
 Column: TypeAlias = npt.NDArray[Any]
 
-# Column of damaged traces are clipped to 73 years, so that differences of times fit into 64 bits.
+# Times of damaged traces are clipped to 73 years, so that differences of times fit into 64 bits.
 _LATEST_NS = 2**61
 # Maximum number of ranges of one thread and domain that are open at once. Further pushes are ignored, so that
 # programs that never end their ranges do not use ever more memory.

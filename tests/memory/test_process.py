@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cudakit.memory.process import END_MARK, HOST, OWN_DOMAIN, MemoryModel, ProcessMemory
+from cudakit.memory.process import END_MARK, OWN_DOMAIN, MemoryModel, ProcessMemory
+from cudakit.memory.snapshot import HOST
 from cudakit.stacks import Frame
 from cudakit.trace.events import Alloc, Event, EventBody, Free, Mark, RangePop, RangePush
 from cudakit.trace.kinds import AllocationKind, AllocationLayer

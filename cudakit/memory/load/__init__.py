@@ -40,6 +40,7 @@ from cudakit.memory.load.tree import (
 )
 from cudakit.memory.snapshot import (
     HOST,
+    MARKS_KEY,
     Annotation,
     Blocks,
     BlockState,
@@ -262,8 +263,6 @@ def _expand(
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MAX_DEVICES = 128
-# The key of NVTX marks; memory/torch_snapshot.py writes it.
-_MARKS_KEY = "cudakit_marks"
 _SNAPSHOT_KEYS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
@@ -393,7 +392,7 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
 
 def _marks(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Mark, ...]:
     """Return the marks that ``run --memory`` recorded; entries without a time are ignored."""
-    handles = _list_part(tree, parts, _MARKS_KEY)
+    handles = _list_part(tree, parts, MARKS_KEY)
     tree.budget.spend_rows(len(handles))
     times, has_time = tree.integers(tree.column(handles, "time_us"))
     names = tables.text_ids(tree.column(handles[has_time], "name")).tolist()

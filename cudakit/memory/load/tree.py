@@ -21,6 +21,7 @@ import numpy.typing as npt
 from cudakit.errors import SnapshotError
 from cudakit.input_files import ExpectedFile
 from cudakit.memory.snapshot import Ids, Ints, Mask
+from cudakit.units import MIB
 
 Handles: TypeAlias = npt.NDArray[np.uint64]
 _T = TypeVar("_T")
@@ -339,7 +340,6 @@ def _child_nodes(node: object) -> list[Any]:
 # size. In real snapshots an event takes 7 bytes of a compressed file and 70 of a pickle, or more; analyzing
 # it needs about 300 bytes and 2 microseconds. A file of 5 MB is analyzed within 10 seconds and 1.5 GB.
 
-_MIB = 1 << 20
 
 # A dictionary of a snapshot has at most about 40 keys, and the settings about 40 values.
 MAX_KEYS = 10_000
@@ -375,13 +375,13 @@ class Budget:
             10_000 + content_bytes // 8,
             10_000 + content_bytes,
             10_000 + content_bytes,
-            _MIB + 200 * content_bytes,
+            MIB + 200 * content_bytes,
         )
         by_file = (
             1_000_000 + file_bytes // 4,
             2_000_000 + file_bytes // 2,
             500_000 + file_bytes // 8,
-            64 * _MIB + 20 * file_bytes,
+            64 * MIB + 20 * file_bytes,
         )
         self._remaining = dict(zip(_BUDGETED, map(min, by_content, by_file), strict=True))
         is_compressed = content_bytes != file_bytes
@@ -395,9 +395,9 @@ class Budget:
         )
         max_memory_bytes = memory_share(memory_bytes)
         # Python objects of an uncompressed snapshot take at most 20 bytes per byte.
-        self._max_object_bytes = min(768 * _MIB + 64 * file_bytes, max_memory_bytes)
+        self._max_object_bytes = min(768 * MIB + 64 * file_bytes, max_memory_bytes)
         # Trees of real snapshots take at most 2.2 bytes per byte.
-        self.tree_bytes = min(256 * _MIB + 3 * content_bytes, max_memory_bytes)
+        self.tree_bytes = min(256 * MIB + 3 * content_bytes, max_memory_bytes)
 
     def spend_rows(self, count: int) -> None:
         """Count rows of the tables of a snapshot."""
@@ -440,7 +440,7 @@ def memory_share(memory_bytes: int | None) -> int:
 def memory_error(limit_bytes: int) -> SnapshotError:
     """Return the error for a file whose content takes too much memory."""
     return SnapshotError(
-        f"reading the file needs more than {limit_bytes // _MIB:,} MiB of memory: the limit for its size, or "
+        f"reading the file needs more than {limit_bytes // MIB:,} MiB of memory: the limit for its size, or "
         "half of the available memory",
         hint="if you trust the file, decompress it first, or use a machine with more memory",
     )

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Event, MemoryInfo
 from cudakit.memory.result import MemoryTotals, Outcome, Shortage
-from cudakit.memory.snapshot import BEFORE_TRACE
+from cudakit.memory.snapshot import BEFORE_TRACE, PoolId
 from cudakit.memory.whatif.program import NO_WAIT, Program, Step
 from cudakit.torch_rules.settings import SEGMENT_STEP, Settings
 
@@ -145,8 +145,6 @@ class ReplayDevice:
 # Stream handles for the allocator, which treats those below 3 as default streams.
 _FIRST_STREAM = 16
 _FIRST_WAIT_STREAM = 1 << 40
-
-PoolId: TypeAlias = tuple[int, int]
 
 
 class ReplayAllocator(Protocol):
