@@ -154,7 +154,9 @@ def _tick_step(span: float, unit: Unit) -> float:
         case "count":
             return max(_decimal_step(rough_step), 1.0)
         case "seconds" if rough_step > _MINUTE_SECONDS / 2:
-            return _clock_step(rough_step)
+            if rough_step > _DAY_SECONDS:
+                return _decimal_step(rough_step / _DAY_SECONDS) * _DAY_SECONDS
+            return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough_step)]
         case _:
             return _decimal_step(rough_step)
 
@@ -165,12 +167,6 @@ def _decimal_step(rough_step: float) -> float:
     return next(
         factor * power for factor in (1, 2, 5, 10) if factor * power >= rough_step * (1 - 1e-9)
     )
-
-
-def _clock_step(rough_step: float) -> float:
-    if rough_step > _DAY_SECONDS:
-        return _decimal_step(rough_step / _DAY_SECONDS) * _DAY_SECONDS
-    return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough_step)]
 
 
 def _label_function(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]:

@@ -313,23 +313,19 @@ def table(node: Table) -> Markup:
 
 def _table_cell(column: Column, value: Value) -> Markup:
     if column.kind == "bar" and isinstance(value, Ratio) and math.isfinite(value.value):
-        return _bar_element(value)
+        bar_length = round(min(max(value.value, 0.0), 1.0) * _BAR_WIDTH, 1)
+        # A nonzero share is always visible.
+        bar_length = max(bar_length, 1.0) if value.value > 0 else bar_length
+        bar = element(
+            "svg",
+            element("rect", class_="track", width=_BAR_WIDTH, height=8, rx=2),
+            element("rect", class_="fill", width=bar_length, height=8, rx=2),
+            width=_BAR_WIDTH,
+            height=8,
+            aria_hidden="true",
+        )
+        return join((bar, element("span", format_value(value))))
     return cell(value)
-
-
-def _bar_element(ratio: Ratio) -> Markup:
-    bar_length = round(min(max(ratio.value, 0.0), 1.0) * _BAR_WIDTH, 1)
-    # A nonzero share is always visible.
-    bar_length = max(bar_length, 1.0) if ratio.value > 0 else bar_length
-    bar = element(
-        "svg",
-        element("rect", class_="track", width=_BAR_WIDTH, height=8, rx=2),
-        element("rect", class_="fill", width=bar_length, height=8, rx=2),
-        width=_BAR_WIDTH,
-        height=8,
-        aria_hidden="true",
-    )
-    return join((bar, element("span", format_value(ratio))))
 
 
 def cell(value: Value) -> Markup:
