@@ -423,7 +423,12 @@ def buffer_of(argument: object, buffer_number: int) -> Buffer:
     if torch is not None and isinstance(argument, torch.Tensor):
         # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
         if argument.is_cuda:
-            return _buffer_of_tensor(argument)
+            size_bytes = argument.numel() * argument.element_size()
+            dtype = str(argument.dtype).removeprefix("torch.")
+            layout = Layout(
+                dtype, tuple(argument.shape), size_bytes, bool(argument.is_contiguous())
+            )
+            return Buffer(Ptr(argument.data_ptr()), layout)
     elif hasattr(argument, "__cuda_array_interface__"):
         return _buffer_of_interface(argument.__cuda_array_interface__)
     elif (
@@ -432,7 +437,10 @@ def buffer_of(argument: object, buffer_number: int) -> Buffer:
         and int(argument.__dlpack_device__()[0]) in DLPACK_DEVICES
     ):
         # The capsule is not consumed: it frees its tensor, and the argument keeps the memory.
-        return _buffer_of_capsule(argument.__dlpack__(stream=_NO_STREAM))
+        capsule = argument.__dlpack__(stream=_NO_STREAM)
+        view, item_bytes = view_of_capsule(capsule)
+        is_dense = _is_dense(view.shape, [stride / item_bytes for stride in view.strides])
+        return Buffer(view.ptr, Layout(view.dtype, view.shape, view.size * item_bytes, is_dense))
     kind = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
     if isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__"):
         kind += " in host memory"
@@ -458,13 +466,6 @@ def check_contents(new_buffer: Buffer, captured_buffer: Buffer, buffer_number: i
         )
 
 
-def _buffer_of_tensor(tensor: Any) -> Buffer:
-    size_bytes = tensor.numel() * tensor.element_size()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    layout = Layout(dtype, tuple(tensor.shape), size_bytes, bool(tensor.is_contiguous()))
-    return Buffer(Ptr(tensor.data_ptr()), layout)
-
-
 def _buffer_of_interface(interface: Mapping[str, Any]) -> Buffer:
     """Read the CUDA Array Interface, version 3. An array without strides is C-contiguous."""
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
@@ -472,12 +473,6 @@ def _buffer_of_interface(interface: Mapping[str, Any]) -> Buffer:
     is_dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
     size_bytes = math.prod(shape) * dtype.itemsize
     return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, is_dense))
-
-
-def _buffer_of_capsule(capsule: Any) -> Buffer:
-    view, item_bytes = view_of_capsule(capsule)
-    is_dense = _is_dense(view.shape, [stride / item_bytes for stride in view.strides])
-    return Buffer(view.ptr, Layout(view.dtype, view.shape, view.size * item_bytes, is_dense))
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:

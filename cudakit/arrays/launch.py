@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.arrays.operations import DType
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Kernels, Module, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, Launch
+
+if TYPE_CHECKING:
+    from cudakit.arrays.operations import DType
 
 
 @cache

@@ -11,9 +11,12 @@ from itertools import combinations
 from cudakit.devices.result import Cuda, CudaFailure, Device, DevicesResult, Pair, field_registry
 from cudakit.errors import GpuUnavailable
 from cudakit.gpu.api.facts import (
+    INSTANCE_GROUP,
     CudaView,
     DeviceFacts,
     Field,
+    FieldInfo,
+    Kind,
     Link,
     Machine,
     NvmlView,
@@ -21,7 +24,6 @@ from cudakit.gpu.api.facts import (
     Telemetry,
     throttling_cause,
 )
-from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
 _NOT_IN_NVML = Unavailable("NVML does not report the device")

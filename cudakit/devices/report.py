@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from cudakit.devices.result import Device, DevicesResult, Pair, field_registry
 from cudakit.devices.select import label, short_label
-from cudakit.gpu.api.facts import Field, Process, Scalar
-from cudakit.gpu.api.fields import BIT_NAMES, FieldInfo
+from cudakit.gpu.api.facts import BIT_NAMES, Field, FieldInfo, Process, Scalar
 from cudakit.report.document import (
     Bytes,
     Column,

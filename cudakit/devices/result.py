@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cudakit.errors import UsageError, one_of
-from cudakit.gpu.api.facts import NOT_QUERIED, Field, Process
-from cudakit.gpu.api.fields import Attribute, FieldInfo, attributes, nvml_fields
+from cudakit.gpu.api.facts import (
+    NOT_QUERIED,
+    Attribute,
+    Field,
+    FieldInfo,
+    Process,
+    attributes,
+    nvml_fields,
+)
 from cudakit.units import Unavailable
 
 

@@ -19,10 +19,6 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
         return Sim(model or DEFAULT_MODEL, ordinal=ordinal)
     if name not in ("auto", "cuda"):
         raise unknown_choice(name)
-    return _open_cuda(ordinal)
-
-
-def _open_cuda(ordinal: int) -> Gpu:
     from cudakit.gpu.cuda.device import Cuda
 
     return Cuda(ordinal)

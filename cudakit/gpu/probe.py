@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cudakit.errors import NO_DRIVER
-from cudakit.gpu.api.facts import Capability, CudaView, DeviceFacts, Field
-from cudakit.gpu.api.fields import Attribute, attributes
+from cudakit.gpu.api.facts import Attribute, Capability, CudaView, DeviceFacts, Field, attributes
 from cudakit.units import Unavailable
 
 _T = TypeVar("_T")

@@ -99,7 +99,9 @@ def load_nvmath() -> Nvmath:
         lt.get_version(), cublas.get_property(0)
     except RuntimeError as error:  # The bindings load cuBLAS at the first call.
         raise MissingDependency(
-            "cuBLAS", purpose="computing GEMMs", requirement=_cublas_requirement()
+            "cuBLAS",
+            purpose="computing GEMMs",
+            requirement="nvidia-cublas-cu12" if cuda_major() == 12 else "nvidia-cublas",
         ) from error
     return Nvmath(lt, cublas, nvmath.CudaDataType, _matmul_address())
 
@@ -161,10 +163,6 @@ def load_cupy() -> Any:
         raise MissingDependency(
             "cupy", purpose="computing GEMMs with CuPy", requirement=wheel
         ) from error
-
-
-def _cublas_requirement() -> str:
-    return "nvidia-cublas-cu12" if cuda_major() == 12 else "nvidia-cublas"
 
 
 def cuda_major() -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from cudakit.devices.result import field_registry, fields_by_name
 from cudakit.errors import UsageError
-from cudakit.gpu.api.fields import BIT_NAMES, FieldInfo, attributes
+from cudakit.gpu.api.facts import BIT_NAMES, FieldInfo, attributes
 from cudakit.gpu.nvml import METRICS
 from cudakit.gpu.nvml.readings import (
     FACT_READINGS,

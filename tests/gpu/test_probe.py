@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cudakit.gpu import probe_child
-from cudakit.gpu.api.facts import CudaView
-from cudakit.gpu.api.fields import attributes
+from cudakit.gpu.api.facts import CudaView, attributes
 from cudakit.gpu.probe import cuda_view, start_probe
 from cudakit.units import Unavailable
 

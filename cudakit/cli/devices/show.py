@@ -11,8 +11,7 @@ from cudakit.cli.output import Outputs, Report
 from cudakit.devices.query import open_query
 from cudakit.devices.result import DevicesResult, FieldsList, FieldsResult, field_registry
 from cudakit.devices.select import SelectSpec, filter_devices, select
-from cudakit.gpu.api.facts import Machine
-from cudakit.gpu.api.fields import FieldInfo
+from cudakit.gpu.api.facts import FieldInfo, Machine
 from cudakit.report.document import Document
 
 

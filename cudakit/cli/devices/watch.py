@@ -19,8 +19,7 @@ from cudakit.devices.result import DevicesResult
 from cudakit.devices.select import filter_devices, label
 from cudakit.devices.watch import History, Quit, WatchView, live_report
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.api.facts import Machine
-from cudakit.gpu.api.fields import FieldInfo
+from cudakit.gpu.api.facts import FieldInfo, Machine
 from cudakit.report.document import Document
 
 # A function that waits until keys are pressed, at most a number of seconds, and returns the keys.

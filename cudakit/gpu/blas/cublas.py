@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands
-from cudakit.gpu.blas.calls import (
+from cudakit.gpu.blas import (
     CHOOSES_ITSELF,
     WithoutAlgorithms,
     call_error,

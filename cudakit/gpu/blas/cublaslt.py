@@ -16,7 +16,7 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr, Stream
 from cudakit.gpu.api.facts import Capability
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never_over
-from cudakit.gpu.blas.calls import (
+from cudakit.gpu.blas import (
     UNSUPPORTED_STATUSES,
     call_error,
     check_for_cublaslt,

@@ -13,7 +13,7 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.arrays import BF16, FP16
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Matrix
-from cudakit.gpu.blas.calls import TypeNames, is_fp8_output, type_names
+from cudakit.gpu.blas import TypeNames, is_fp8_output, type_names
 from cudakit.gpu.vendor import Nvmath
 
 # Names of values of cublasLtEpilogue_t. Its gelu is the tanh form (cuBLAS Library, "cublasLtEpilogue_t").

@@ -29,7 +29,7 @@ from cudakit.gpu.api.gemm import (
     Matrix,
     Operands,
 )
-from cudakit.gpu.blas.calls import CHOOSES_ITSELF, WithoutAlgorithms, closed_error, is_fp8_output
+from cudakit.gpu.blas import CHOOSES_ITSELF, WithoutAlgorithms, closed_error, is_fp8_output
 from cudakit.gpu.device_array import stream_of_cupy
 from cudakit.gpu.vendor import TORCH_DTYPES, CudaDevice, DeviceBytes
 from cudakit.units import Unavailable

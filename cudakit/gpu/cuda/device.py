@@ -13,8 +13,7 @@ from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu import probe_child
 from cudakit.gpu.api import Storage, Stream
 from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
-from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
-from cudakit.gpu.api.fields import attributes
+from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry, attributes
 from cudakit.gpu.api.gemm import ArrayLibraryName, Blas, Library, OperationLibrary
 from cudakit.gpu.cuda.driver import Context, cu
 from cudakit.gpu.cuda.memory import CudaMemory, CudaPeers
@@ -95,10 +94,30 @@ class Cuda(Device):
         )
 
     def blas(self, library: Library = "cublaslt") -> Blas:
-        """Open a GEMM library. Raises MissingDependency with the package to install."""
-        from cudakit.gpu.blas import open_blas
+        """Open a GEMM library.
 
-        return open_blas(self, library, self.context.capability)
+        Raises MissingDependency with the package to install, EnvironmentUnusable if torch was built without
+        CUDA.
+        """
+        from cudakit.gpu import vendor
+
+        match library:
+            case "torch":
+                from cudakit.gpu.blas.frameworks import TorchBlas
+
+                return TorchBlas(self, vendor.load_torch())
+            case "cupy":
+                from cudakit.gpu.blas.frameworks import CupyBlas
+
+                return CupyBlas(self, vendor.load_cupy())
+            case "cublas":
+                from cudakit.gpu.blas.cublas import Cublas
+
+                return Cublas(self, vendor.load_nvmath())
+            case "cublaslt":
+                from cudakit.gpu.blas.cublaslt import CublasLt
+
+                return CublasLt(self, vendor.load_nvmath(), self.context.capability)
 
     def collectives(self, library: CollectiveLibraryName = "nccl") -> CollectiveLibrary:
         """Open NCCL or torch. Raises MissingDependency with the package to install."""

@@ -17,8 +17,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cudakit.gpu.api.facts import DeviceFacts, Field, Link, NvmlView, Process, Telemetry
-from cudakit.gpu.api.fields import FieldInfo, nvml_fields
+from cudakit.gpu.api.facts import (
+    DeviceFacts,
+    Field,
+    FieldInfo,
+    Link,
+    NvmlView,
+    Process,
+    Telemetry,
+    nvml_fields,
+)
 from cudakit.gpu.nvml.readings import (
     FACT_READINGS,
     INSTANCE_READINGS,

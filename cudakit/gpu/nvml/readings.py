@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, TypeAlias
 
-from cudakit.gpu.api.facts import Field
-from cudakit.gpu.api.fields import INSTANCE_GROUP, Kind, NvmlField, nvml_fields
+from cudakit.gpu.api.facts import INSTANCE_GROUP, Field, Kind, NvmlField, nvml_fields
 from cudakit.units import Unavailable
 
 # --- Read fields from NVML. If a call fails, only the fields of its result are Unavailable ---------
@@ -131,7 +130,10 @@ class Reader:
 
     def _run_call(self, call: Call) -> Any:
         function = getattr(self.lib, call.function)
-        arguments = [self._constant(argument) for argument in call.arguments]
+        arguments = [
+            (getattr(self.lib, argument) if isinstance(argument, str) else argument)
+            for argument in call.arguments
+        ]
         if call.function not in STRUCTURES:
             return function(self.handle, *arguments)
         name, version = STRUCTURES[call.function]
@@ -139,9 +141,6 @@ class Reader:
         structure.version = getattr(self.lib, version)
         function(self.handle, *arguments, ctypes.byref(structure))
         return structure
-
-    def _constant(self, argument: str | int) -> Any:
-        return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
     def _read_values(self, field_values: list[FieldValue]) -> None:
         missing_value = Unavailable("this nvidia-ml-py lacks the field id")

@@ -41,7 +41,7 @@ from cudakit.gpu.api.gemm import (
     Operands,
     never_over,
 )
-from cudakit.gpu.blas.calls import (
+from cudakit.gpu.blas import (
     CHOOSES_ITSELF,
     USE_CUBLASLT,
     check_for_cublas,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Gemm, GemmSettings
-from cudakit.gpu.blas.calls import type_names
+from cudakit.gpu.blas import type_names
 from cudakit.gpu.blas.frameworks import (
     TensorSet,
     View,
