@@ -8,8 +8,8 @@ the median of its GPUs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -25,7 +25,7 @@ from cudakit.bench.fleet.result import (
     SubjectKind,
 )
 from cudakit.bench.health import SuiteResult, figure_name, measured_value
-from cudakit.bench.labels import Axis, join_first_names
+from cudakit.bench.labels import join_first_names
 from cudakit.bench.result import CaseResult
 from cudakit.bench.summary import environments
 from cudakit.units import Unavailable, format_ratio
@@ -41,17 +41,15 @@ MAX_SCORE = 3.5
 # For normally distributed values, the standard deviation is the MAD multiplied by this factor.
 SIGMA_PER_MAD = 1.4826
 
-# Benches whose figures depend on the CPU and the driver of the host more than on the GPU.
-_HOST_BENCHES = ("launch", "alloc")
 _MEDIAN_OF_SEVERAL = Unavailable("the figure is the median of several figures")
 # Facts of an Environment that are the same on equal GPUs of equal hosts: their names in reports, and units.
-_CONDITIONS = {
-    "power_limit_w": ("power limit", " W"),
-    "sm_clock_max_mhz": ("maximum SM clock", " MHz"),
-    "memory_clock_mhz": ("memory clock", " MHz"),
-    "pcie": ("PCIe link", ""),
-    "multiprocessors": ("number of SMs", ""),
-}
+_CONDITIONS = (
+    ("power_limit_w", "power limit", " W"),
+    ("sm_clock_max_mhz", "maximum SM clock", " MHz"),
+    ("memory_clock_mhz", "memory clock", " MHz"),
+    ("pcie", "PCIe link", ""),
+    ("multiprocessors", "number of SMs", ""),
+)
 _MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled": "ECC mode"}
 _MEASURE_AGAIN = (
     "measure it again: delete its file, and run cudakit bench suite --ray with the same --results"
@@ -76,7 +74,8 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
         ]
     wrong_gpus = wrong_gpu_findings(hosts)
     hosts = _without_wrong_results(hosts, wrong_gpus)
-    comparisons = compare_figures([figure for host in hosts for figure in _figures_of_host(host)])
+    figures = [figure for host in hosts for figure in _figures_of_host(host)]
+    comparisons = tuple(_compare_figures(figures))
     gpus = [gpu for host in hosts for gpu in host.gpus]
     suites = [gpu.suite for gpu in gpus if isinstance(gpu.suite, SuiteResult)]
     return FleetResult(
@@ -87,7 +86,7 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
             *failures,
             *wrong_gpus,
             *_slow_subjects(hosts, comparisons),
-            *_unhealthy_gpus(_measured_gpus(hosts)),
+            *_unhealthy_gpus(hosts),
         ),
         warnings=tuple(_warnings(hosts, has_comparisons=bool(comparisons))),
         comparisons=comparisons,
@@ -95,18 +94,10 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _MeasuredGpu:
-    """A GPU with a suite result."""
-
-    subject: Subject
-    model: str
-    suite: SuiteResult
-
-
-def _measured_gpus(hosts: Sequence[FleetHost]) -> list[_MeasuredGpu]:
+def _measured_gpus(hosts: Sequence[FleetHost]) -> list[tuple[Subject, str, SuiteResult]]:
+    """Return each GPU with a suite result, its model and the result."""
     return [
-        _MeasuredGpu(Subject("gpu", host.name, gpu.index), gpu.model, gpu.suite)
+        (Subject("gpu", host.name, gpu.index), gpu.model, gpu.suite)
         for host in hosts
         for gpu in host.gpus
         if isinstance(gpu.suite, SuiteResult) and gpu.suite.bench.results
@@ -121,26 +112,7 @@ def _is_missing(gpu: FleetGpu) -> bool:
 # --- figures ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FleetFigure:
-    """One figure of a host, a GPU or a link. Figures with the same ``key`` can be compared."""
-
-    subject: Subject
-    name: str  # Name of the figure: "copy h2d".
-    axes: Mapping[str, Axis]  # Axes of the case, without those that name the peer.
-    group: str  # GPU model, and topology of a link between GPUs.
-    unit: str  # "FLOP/s", "OP/s", "B/s", or "s".
-    value: float  # Value in ``unit``.
-    ci95: tuple[float, float] | Unavailable  # 95% CI in ``unit``, in ascending order.
-    is_of_host: bool  # Whether the figure depends on the host more than on the GPU.
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """The properties that comparable figures share."""
-        return (self.subject.kind, self.name, self.group, self.unit, *sorted(self.axes.items()))
-
-
-def _figures_of_host(host: FleetHost) -> Iterator[FleetFigure]:
+def _figures_of_host(host: FleetHost) -> Iterator[PeerComparison]:
     """Yield the figures of the links and GPUs of a host, and those of the host itself."""
     figures = [
         figure
@@ -154,13 +126,14 @@ def _figures_of_host(host: FleetHost) -> Iterator[FleetFigure]:
     gpu_figures += [figure for figure, link_count in _medians(peer_copies, "gpu") if link_count > 1]
     yield from (*gpu_figures, *peer_copies)
     for figure, gpu_count in _medians(gpu_figures, "host"):
-        if gpu_count > 1 or figure.is_of_host:
+        # Latencies depend on the CPU and the driver of the host more than on the GPU.
+        if gpu_count > 1 or figure.unit == "s":
             yield figure
 
 
 def _figure(
     host: FleetHost, gpu: FleetGpu, suite: SuiteResult, case: CaseResult
-) -> FleetFigure | None:
+) -> PeerComparison | None:
     """Return the figure of a case; None if the suite reports that the case is unsupported or wrong."""
     value, unit = measured_value(case)
     if isinstance(value, Unavailable):
@@ -175,16 +148,9 @@ def _figure(
         group = f"{gpu.model}, {_link_path(host, gpu, peer)}"
     if not isinstance(ci95, Unavailable) and case.amount:
         ci95 = (case.amount / ci95[1], case.amount / ci95[0])
-    return FleetFigure(
-        subject=subject,
-        name=figure_name(replace(case, axes=axes)),
-        axes=axes | {"quick": str(suite.quick).lower()},
-        group=group,
-        unit=unit,
-        value=value,
-        ci95=ci95,
-        is_of_host=case.name in _HOST_BENCHES,
-    )
+    name = figure_name(replace(case, axes=axes))
+    axes["quick"] = str(suite.quick).lower()
+    return PeerComparison(subject, name, axes, group, unit, value, ci95)
 
 
 def _link_path(host: FleetHost, gpu: FleetGpu, peer_index: int) -> str:
@@ -200,93 +166,76 @@ def _link_path(host: FleetHost, gpu: FleetGpu, peer_index: int) -> str:
 
 
 def _medians(
-    figures: Sequence[FleetFigure], kind: SubjectKind
-) -> Iterator[tuple[FleetFigure, int]]:
+    figures: Sequence[PeerComparison], kind: SubjectKind
+) -> Iterator[tuple[PeerComparison, int]]:
     """Yield the median of the figures of each GPU or host, and the number of these figures."""
-    groups: dict[tuple[object, ...], list[FleetFigure]] = {}
+    of_subjects: dict[Subject, list[PeerComparison]] = {}
     for figure in figures:
         subject = Subject(kind, figure.subject.host, figure.subject.gpu if kind == "gpu" else None)
-        groups.setdefault((subject, *figure.key), []).append(replace(figure, subject=subject))
-    for group in groups.values():
+        of_subjects.setdefault(subject, []).append(replace(figure, subject=subject))
+    for group in (group for each in of_subjects.values() for group in _groups(each)):
         value = median(figure.value for figure in group)
         ci95 = group[0].ci95 if len(group) == 1 else _MEDIAN_OF_SEVERAL
         yield replace(group[0], value=value, ci95=ci95), len(group)
 
 
+def _groups(figures: Sequence[PeerComparison]) -> Iterable[list[PeerComparison]]:
+    """Group the figures that can be compared."""
+    groups: dict[tuple[object, ...], list[PeerComparison]] = {}
+    for it in figures:
+        key = (it.subject.kind, it.figure, it.group, it.unit, *sorted(it.axes.items()))
+        groups.setdefault(key, []).append(it)
+    return groups.values()
+
+
 # --- comparison with peers --------------------------------------------------------------------------
 
 
-def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...]:
-    """Compare each figure with the figures of the same key; a figure without peers is left out."""
-    groups: dict[tuple[object, ...], list[FleetFigure]] = {}
-    for figure in figures:
-        groups.setdefault(figure.key, []).append(figure)
-    comparisons: list[PeerComparison] = []
-    for group in groups.values():
+def _compare_figures(figures: Sequence[PeerComparison]) -> Iterator[PeerComparison]:
+    """Compare each figure with its peers; a figure without peers is left out."""
+    for group in _groups(figures):
         is_rate = group[0].unit != "s"
-        all_peers = compare_with_peers(
+        statistics = compare_with_peers(
             [figure.value for figure in group],
             higher_is_better=is_rate,
             tolerance=RATE_TOLERANCE if is_rate else TIME_TOLERANCE,
         )
         # There are no statistics for a single figure.
-        for figure, peers in zip(group, all_peers, strict=False):
-            share = figure.value / peers.peer_median if peers.peer_median else 1.0
+        for figure, peers in zip(group, statistics, strict=False):
+            peer_median, peer_mad, limit, is_outlier = peers
+            share = figure.value / peer_median if peer_median else 1.0
             # If the peers' median is in the CI of the figure, chance may explain the difference.
             low, high = (1.0, 0.0) if isinstance(figure.ci95, Unavailable) else figure.ci95
-            comparisons.append(
-                PeerComparison(
-                    subject=figure.subject,
-                    figure=figure.name,
-                    axes=figure.axes,
-                    group=figure.group,
-                    unit=figure.unit,
-                    value=figure.value,
-                    ci95=figure.ci95,
-                    peer_count=peers.peer_count,
-                    peer_median=peers.peer_median,
-                    peer_mad=peers.peer_mad,
-                    limit=peers.limit,
-                    of_peers=share if is_rate or not share else 1 / share,
-                    is_slow=peers.has_outlier(figure.value, higher_is_better=is_rate)
-                    and not low <= peers.peer_median <= high,
-                )
+            yield replace(
+                figure,
+                peer_count=len(group) - 1,
+                peer_median=peer_median,
+                peer_mad=peer_mad,
+                limit=limit,
+                of_peers=share if is_rate or not share else 1 / share,
+                is_slow=is_outlier and not low <= peer_median <= high,
             )
-    return tuple(comparisons)
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStatistics:
-    """The peers of one value, and the limit beyond which the value is an outlier."""
-
-    peer_count: int  # Number of peers.
-    peer_median: float  # Median of the peers.
-    peer_mad: float  # Median absolute deviation of the peers from their median.
-    limit: float  # Worst value that is no outlier.
-
-    def has_outlier(self, value: float, *, higher_is_better: bool) -> bool:
-        return value < self.limit if higher_is_better else value > self.limit
 
 
 def compare_with_peers(
     values: Sequence[float], *, higher_is_better: bool, tolerance: float
-) -> tuple[PeerStatistics, ...]:
-    """Compare each value with all other values; return nothing for fewer than two values.
+) -> list[tuple[float, float, float, bool]]:
+    """Return for each value the median and MAD of all others, its limit, and whether it is an outlier.
 
-    The limit is worse than the peers' median by ``tolerance`` times the median, or by 3.5 robust standard
-    deviations of the peers if that is more. The value itself does not affect its limit.
+    The limit is the worst value that is no outlier: it is worse than the peers' median by ``tolerance`` times
+    the median, or by 3.5 robust standard deviations of the peers if that is more. The value itself does not
+    affect its limit. A single value has no peers.
     """
-    if len(values) < 2:
-        return ()
-    all_values, statistics = np.array(values, np.float64), []
-    for i in range(len(values)):
-        peers = np.delete(all_values, i)
+    statistics = []
+    for i in range(len(values) if len(values) > 1 else 0):
+        peers = np.delete(np.array(values, np.float64), i)
         middle = float(np.median(peers))
         mad = float(np.median(np.abs(peers - middle)))
         distance = max(tolerance * middle, MAX_SCORE * SIGMA_PER_MAD * mad)
         limit = middle - distance if higher_is_better else middle + distance
-        statistics.append(PeerStatistics(len(peers), middle, mad, limit))
-    return tuple(statistics)
+        is_outlier = values[i] < limit if higher_is_better else values[i] > limit
+        statistics.append((middle, mad, limit, is_outlier))
+    return statistics
 
 
 # --- findings ---------------------------------------------------------------------------------------
@@ -339,12 +288,12 @@ def _without_wrong_results(
     )
 
 
-def _unhealthy_gpus(measured: Sequence[_MeasuredGpu]) -> Iterator[Finding]:
-    for gpu in measured:
-        if gpu.suite.health != "fail":
+def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
+    for subject, _, suite in _measured_gpus(hosts):
+        if suite.health != "fail":
             continue
         failed = []
-        for figure in gpu.suite.figures:
+        for figure in suite.figures:
             if figure.health != "fail":
                 continue
             name, band, reached = figure.name, figure.band, figure.reached
@@ -357,7 +306,7 @@ def _unhealthy_gpus(measured: Sequence[_MeasuredGpu]) -> Iterator[Finding]:
                 name += f" ({format_ratio(share)} of the expected speed)"
             failed.append(name)
         text = f"the health check fails: {join_first_names(failed, 4)}"
-        yield Finding("unhealthy", gpu.subject, text, "", conditions=gpu.suite.causes)
+        yield Finding("unhealthy", subject, text, "", conditions=suite.causes)
 
 
 def _slow_subjects(
@@ -405,13 +354,13 @@ def _unusual_conditions(
     not share. The conditions of a host are those that all its GPUs share.
     """
     measured = [
-        (gpu, _comparable_facts(gpu.suite.bench.results[0].environment))
+        (*gpu, _comparable_facts(gpu[2].bench.results[0].environment))
         for gpu in _measured_gpus(hosts)
     ]
     conditions: dict[tuple[str, int | None], tuple[str, ...]] = {}
-    for gpu, facts in measured:
-        warnings = environment_warnings(environments(gpu.suite.bench.results))
-        facts_of_all = [other for peer, other in measured if peer.model == gpu.model]
+    for subject, model, suite, facts in measured:
+        warnings = environment_warnings(environments(suite.bench.results))
+        facts_of_all = [other for _, other_model, _, other in measured if other_model == model]
         rare = []
         for name, fact in facts.items():
             counts = Counter(other.get(name, "") for other in facts_of_all)
@@ -419,7 +368,7 @@ def _unusual_conditions(
             is_rare = fact != common and common and 2 * gpu_count > len(facts_of_all)
             if is_rare and not any(name in warning for warning in warnings):
                 rare.append(f"the {name} is {fact}, that of most peers {common}")
-        conditions[gpu.subject.host, gpu.subject.gpu] = (*warnings, *rare)
+        conditions[subject.host, subject.gpu] = (*warnings, *rare)
     for host in hosts:
         of_gpus = [conditions[key] for key in conditions if key[0] == host.name] or [()]
         shared = tuple(text for text in of_gpus[0] if all(text in texts for texts in of_gpus))
@@ -429,18 +378,17 @@ def _unusual_conditions(
 
 def _comparable_facts(environment: Environment) -> dict[str, str]:
     """Return the facts of an environment that equal GPUs of equal hosts share, as text with units."""
-    facts: dict[str, tuple[object, str]] = {
-        title: (getattr(environment, name), unit) for name, (title, unit) in _CONDITIONS.items()
-    }
-    facts |= {title: (environment.modes.get(name), "") for name, title in _MODE_NAMES.items()}
-    facts |= {
-        f"{name} version": (environment.versions.get(name), "") for name in ("driver", "CUDA")
-    }
-    facts |= {f"{name} of the host": (environment.host.get(name), "") for name in ("cpu", "kernel")}
+    modes, versions, host = environment.modes, environment.versions, environment.host
+    facts: list[tuple[str, object, str]] = [
+        *((title, getattr(environment, name), unit) for name, title, unit in _CONDITIONS),
+        *((title, modes.get(name), "") for name, title in _MODE_NAMES.items()),
+        *((f"{name} version", versions.get(name), "") for name in ("driver", "CUDA")),
+        *((f"{name} of the host", host.get(name), "") for name in ("cpu", "kernel")),
+    ]
     texts = {}
-    for name, (fact, unit) in facts.items():
+    for name, fact, unit in facts:
         if isinstance(fact, bool):
-            texts[name] = f"{'on' if fact else 'off'}{unit}"
+            texts[name] = "on" if fact else "off"
         elif fact is not None and not isinstance(fact, Unavailable):
             texts[name] = f"{fact:g}{unit}" if isinstance(fact, float) else f"{fact}{unit}"
     return texts
@@ -472,13 +420,13 @@ def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[
     measured = _measured_gpus(hosts)
     # Benches that were not run on some GPUs, for example without their library.
     gpus_by_skipped: dict[tuple[str, str], list[str]] = {}
-    for gpu in measured:
-        for bench in gpu.suite.left_out:
+    for subject, _, suite in measured:
+        for bench in suite.left_out:
             skipped = (bench.what, f"{bench.reason}: {bench.remedy}")
-            gpus_by_skipped.setdefault(skipped, []).append(str(gpu.subject))
+            gpus_by_skipped.setdefault(skipped, []).append(str(subject))
     for (name, reason), gpus in gpus_by_skipped.items():
         yield f"{name} was not run on {join_first_names(gpus, 3)}: {reason}"
-    model_counts = Counter(gpu.model or "a GPU of unknown model" for gpu in measured)
+    model_counts = Counter(model or "a GPU of unknown model" for _, model, _ in measured)
     single = [model for model, gpu_count in model_counts.items() if gpu_count == 1]
     # Without comparisons, the headline of the report states that no GPU has peers.
     if single and has_comparisons:
@@ -486,6 +434,6 @@ def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[
             f"{join_first_names(single)}: not compared with other GPUs, because only "
             f"{'one' if len(single) == 1 else 'one of each'} was measured"
         )
-    interrupted = [str(gpu.subject) for gpu in measured if not gpu.suite.bench.complete]
+    interrupted = [str(subject) for subject, _, suite in measured if not suite.bench.complete]
     if interrupted:
         yield f"the suite was interrupted on {join_first_names(interrupted, 4)}"

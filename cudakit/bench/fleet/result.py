@@ -64,13 +64,13 @@ class FleetGpu:
     """One GPU of a host, with the result of its suite."""
 
     index: int  # CUDA device index on the host.
-    model: str  # Name of the GPU model; "" if unknown.
-    uuid: str  # UUID of the GPU; "" if unknown.
-    pci_bus_id: str  # PCI address of the GPU; "" if unknown.
-    error: str  # Reason why the measurement failed; "" if it did not fail.
-    hint: str  # Remedy for ``error``.
+    model: str = ""  # Name of the GPU model; "" if unknown.
+    uuid: str = ""  # UUID of the GPU; "" if unknown.
+    pci_bus_id: str = ""  # PCI address of the GPU; "" if unknown.
+    error: str = ""  # Reason why the measurement failed; "" if it did not fail.
+    hint: str = ""  # Remedy for ``error``.
     # The result of cudakit bench suite, with all samples; null for a GPU without result.
-    suite: SuiteResult | Unavailable
+    suite: SuiteResult | Unavailable = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ class PeerComparison:
     value: float  # Figure of the subject in ``unit``; for a host, the median over its GPUs.
     # 95% CI of the figure; null for a median of several figures.
     ci95: tuple[float, float] | Unavailable
-    peer_count: int  # Number of peers.
-    peer_median: float  # Median of the peers in ``unit``.
-    peer_mad: float  # Median absolute deviation of the peers in ``unit``.
-    limit: float  # Worst value that is not slower than the peers, in ``unit``.
-    of_peers: float  # Speed relative to the peers' median: 0.75 is 25% slower.
+    peer_count: int = 0  # Number of peers.
+    peer_median: float = 0.0  # Median of the peers in ``unit``.
+    peer_mad: float = 0.0  # Median absolute deviation of the peers in ``unit``.
+    limit: float = 0.0  # Worst value that is not slower than the peers, in ``unit``.
+    of_peers: float = 1.0  # Speed relative to the peers' median: 0.75 is 25% slower.
     # Whether the value is worse than the limit, and its CI worse than the peers' median.
-    is_slow: bool
+    is_slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +209,14 @@ class FleetRecords:
 
     def has_result(self, facts: HostFacts, gpu_index: int, *, quick: bool) -> bool:
         """Return whether a GPU has a complete result of the same suite, so that it need not be measured."""
-        try:
-            suite = load_suite(self._gpu_path(facts.name, gpu_index))
-        except InputError:
-            return False
-        uuid, expected_uuid = _describe_gpu(gpu_index, suite).uuid, facts.gpu_uuid(gpu_index)
-        is_same_gpu = not (uuid and expected_uuid) or uuid == expected_uuid
-        is_same_suite = (suite.quick, suite.simulated) == (quick, facts.simulated)
-        return is_same_gpu and is_same_suite and suite.bench.complete
+        gpu = _read_gpu(gpu_index, self._gpu_path(facts.name, gpu_index))
+        expected_uuid = facts.gpu_uuid(gpu_index)
+        return (
+            isinstance(gpu.suite, SuiteResult)
+            and gpu.suite.bench.complete
+            and (gpu.suite.quick, gpu.suite.simulated) == (quick, facts.simulated)
+            and (not (gpu.uuid and expected_uuid) or gpu.uuid == expected_uuid)
+        )
 
     def read(self) -> tuple[FleetHost, ...]:
         """Return the hosts by name. Raises InputError for a directory without results."""
@@ -249,9 +249,7 @@ class FleetRecords:
             # The GPUs of a host that failed have no errors of their own.
             gpu_indices = sorted({*range(0 if facts.error else facts.gpu_count), *gpu_files})
             gpus = tuple(
-                _read_gpu(index, gpu_files[index])
-                if index in gpu_files
-                else FleetGpu(index, "", "", "", "", "", NOT_MEASURED)
+                _read_gpu(index, gpu_files[index]) if index in gpu_files else FleetGpu(index)
                 for index in gpu_indices
             )
             yield FleetHost(facts, gpus)
@@ -287,24 +285,19 @@ def parse_facts(document: object, source: str) -> HostFacts:
 
 
 def _read_gpu(index: int, path: Path) -> FleetGpu:
-    """Return the GPU that a file describes: its suite result, or an error if it has one or is damaged."""
+    """Return the GPU of a file, with the suite result or error in it; a damaged file is an error."""
     try:
         document = read_json(path, SUITE_FILE)
         error = document.get("error") if isinstance(document, dict) else None
-        if not isinstance(document, dict) or not isinstance(error, dict) or "schema" in document:
-            return _describe_gpu(index, load_suite(path))
-        message, hint = (str(error.get(name, "")) for name in ("message", "hint"))
+        if isinstance(document, dict) and isinstance(error, dict) and "schema" not in document:
+            message = str(error.get("message") or "unknown error")
+            return FleetGpu(index, error=message, hint=str(error.get("hint", "")))
+        suite = load_suite(path)
     except InputError as failure:
-        message, hint = failure.message, failure.hint
-    return FleetGpu(index, "", "", "", message or "unknown error", hint, NOT_MEASURED)
-
-
-def _describe_gpu(index: int, suite: SuiteResult) -> FleetGpu:
+        return FleetGpu(index, error=failure.message, hint=failure.hint)
     if not suite.bench.results:
-        return FleetGpu(index, "", "", "", "", "", suite)
+        return FleetGpu(index, suite=suite)
     environment = suite.bench.results[0].environment
-    model, uuid, pci_bus_id = (
-        "" if isinstance(fact, Unavailable) else fact
-        for fact in (environment.gpu, environment.uuid, environment.pci_bus_id)
-    )
-    return FleetGpu(index, model, uuid, pci_bus_id, "", "", suite)
+    facts = (environment.gpu, environment.uuid, environment.pci_bus_id)
+    model, uuid, pci_bus_id = ("" if isinstance(fact, Unavailable) else fact for fact in facts)
+    return FleetGpu(index, model, uuid, pci_bus_id, suite=suite)

@@ -8,7 +8,7 @@ from typing import Any
 from bench.example_results import gemm, launch, machine, result, samples_near
 
 from cudakit.bench.case import Method
-from cudakit.bench.fleet.result import NOT_MEASURED, FleetGpu, FleetHost, HostFacts, HostLink
+from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts, HostLink
 from cudakit.bench.health import SuiteResult, assess_health
 from cudakit.bench.result import CaseResult
 from cudakit.bench.summary import case_result
@@ -62,7 +62,7 @@ def gpu_uuid(host: str, index: int) -> str:
 def fleet_gpu(index: int, *cases: CaseResult) -> FleetGpu:
     suite = assess_health(result(*cases, bench="suite"), quick=True, fields={})
     uuid = str(cases[0].environment.uuid)
-    return FleetGpu(index, "NVIDIA H200", uuid, f"0000:0{index}:00.0", "", "", suite)
+    return FleetGpu(index, "NVIDIA H200", uuid, f"0000:0{index}:00.0", suite=suite)
 
 
 def fleet_host(
@@ -92,7 +92,7 @@ def fleet_host(
 
 
 def failed_gpu(index: int, error: str, hint: str = "") -> FleetGpu:
-    return FleetGpu(index, "", "", "", error, hint, NOT_MEASURED)
+    return FleetGpu(index, error=error, hint=hint)
 
 
 def suite_of(gpu: FleetGpu) -> SuiteResult:

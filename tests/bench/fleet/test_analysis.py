@@ -22,12 +22,11 @@ from hypothesis import strategies as st
 from cudakit.bench.fleet.analysis import (
     MAX_SCORE,
     SIGMA_PER_MAD,
-    PeerStatistics,
     analyze,
     compare_with_peers,
     wrong_gpu_findings,
 )
-from cudakit.bench.fleet.result import NOT_MEASURED, FleetGpu, FleetHost, HostFacts, Subject
+from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts, Subject
 from cudakit.bench.health import SkippedBench, assess_health
 
 
@@ -194,7 +193,7 @@ def test_gpu_with_wrong_values_is_unhealthy() -> None:
 
 def test_missing_gpu_makes_the_result_incomplete() -> None:
     host = fleet_host()
-    missing = FleetGpu(3, "", "", "", "", "", NOT_MEASURED)
+    missing = FleetGpu(3)
     fleet_result = analyze([replace(host, gpus=(*host.gpus[:3], missing))])
 
     assert not fleet_result.complete
@@ -337,11 +336,7 @@ def brute_force_limit(
 
 def outliers(values: Sequence[float], *, higher_is_better: bool = True) -> list[int]:
     statistics = compare_with_peers(values, higher_is_better=higher_is_better, tolerance=0.07)
-    return [
-        i
-        for i, (value, peers) in enumerate(zip(values, statistics, strict=False))
-        if peers.has_outlier(value, higher_is_better=higher_is_better)
-    ]
+    return [i for i, (_, _, _, is_outlier) in enumerate(statistics) if is_outlier]
 
 
 @given(VALUES, st.booleans(), TOLERANCES)
@@ -351,15 +346,14 @@ def test_limits_equal_brute_force(
     statistics = compare_with_peers(values, higher_is_better=higher_is_better, tolerance=tolerance)
 
     if len(values) < 2:
-        assert statistics == ()
+        assert statistics == []
         return
-    for i, peers in enumerate(statistics):
+    for i, (peer_median, _, limit, _) in enumerate(statistics):
         expected = brute_force_limit(
             values, i, higher_is_better=higher_is_better, tolerance=tolerance
         )
-        assert peers.limit == pytest.approx(expected, rel=1e-9, abs=1e-9)
-        assert peers.peer_count == len(values) - 1
-        assert peers.peer_median == pytest.approx(median(values[:i] + values[i + 1 :]))
+        assert limit == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert peer_median == pytest.approx(median(values[:i] + values[i + 1 :]))
 
 
 @given(VALUES, st.booleans(), st.integers(-20, 20))
@@ -418,8 +412,6 @@ def test_wide_spread_of_peers_widens_the_limit() -> None:
 
 
 def test_value_at_the_limit_is_no_outlier() -> None:
-    peers = PeerStatistics(3, 100.0, 0.0, 93.0)
-
-    assert not peers.has_outlier(93.0, higher_is_better=True)
-    assert peers.has_outlier(92.9, higher_is_better=True)
-    assert peers.has_outlier(93.1, higher_is_better=False)
+    assert outliers([100, 100, 100, 93]) == []
+    assert outliers([100, 100, 100, 92.9]) == [3]
+    assert outliers([100, 100, 100, 107.1], higher_is_better=False) == [3]

@@ -59,7 +59,7 @@ def test_gpu_without_file_is_not_measured(tmp_path: Path) -> None:
     (tmp_path / "node-a" / "gpu1.json").unlink()
     (host,) = FleetRecords(tmp_path).read()
 
-    assert host.gpus[1] == FleetGpu(1, "", "", "", "", "", Unavailable("not measured"))
+    assert host.gpus[1] == FleetGpu(1, suite=Unavailable("not measured"))
 
 
 def test_error_of_a_gpu_is_read(tmp_path: Path) -> None:
