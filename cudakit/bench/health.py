@@ -196,20 +196,20 @@ def assess_health(
 
 def figure(case: CaseResult) -> Figure:
     """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
-    amount, unit = measured_value(case)
+    reached, unit = measured_value(case)
     expected = _NOT_ASSESSED if case.environment.simulated else band(case)
     health: Health | Unavailable
     if isinstance(case.verification, Verification) and not case.verification.passed:
         health = "fail"
-    elif isinstance(amount, Unavailable):
-        health = amount if case.is_unsupported else "fail"
+    elif isinstance(reached, Unavailable):
+        health = reached if case.is_unsupported else "fail"
     else:
-        health = expected if isinstance(expected, Unavailable) else expected.health_of(amount)
+        health = expected if isinstance(expected, Unavailable) else expected.health_of(reached)
     return Figure(
         name=figure_name(case),
         axes=case.axes,
         health=health,
-        reached=amount,
+        reached=reached,
         unit=unit,
         band=expected,
         ratio_to_limit=case.ratio_to_limit,
@@ -362,8 +362,8 @@ def _row(figure: Figure, case: CaseResult) -> tuple[Value, ...]:
     if isinstance(band, Unavailable):
         expected = (band, band, band)
     else:
-        share = cell(lambda amount: Ratio(amount / band.expected), figure.reached)
-        expected = (_amount(band.expected, band.unit), share, Text(band.source))
+        share = cell(lambda reached: Ratio(reached / band.expected), figure.reached)
+        expected = (amount(band.expected, band.unit), share, Text(band.source))
     return (
         Text(figure.name),
         _measured(figure),
@@ -375,11 +375,12 @@ def _row(figure: Figure, case: CaseResult) -> tuple[Value, ...]:
 
 
 def _measured(figure: Figure) -> Value:
-    return cell(lambda amount: _amount(amount, figure.unit), figure.reached)
+    return cell(lambda reached: amount(reached, figure.unit), figure.reached)
 
 
-def _amount(amount: float, unit: str) -> Value:
-    return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
+def amount(value: float, unit: str) -> Value:
+    """Return a figure in its unit, as a time or a rate."""
+    return Seconds(value) if unit == "s" else Rate(value, unit.removesuffix("/s"))
 
 
 def _without_expectation(suite: SuiteResult) -> Iterator[Note]:

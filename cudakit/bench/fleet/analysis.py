@@ -173,14 +173,14 @@ def _medians(
     for figure in figures:
         subject = Subject(kind, figure.subject.host, figure.subject.gpu if kind == "gpu" else None)
         of_subjects.setdefault(subject, []).append(replace(figure, subject=subject))
-    for group in (group for each in of_subjects.values() for group in _groups(each)):
+    for group in (group for each in of_subjects.values() for group in comparable_figures(each)):
         value = median(figure.value for figure in group)
         ci95 = group[0].ci95 if len(group) == 1 else _MEDIAN_OF_SEVERAL
         yield replace(group[0], value=value, ci95=ci95), len(group)
 
 
-def _groups(figures: Sequence[PeerComparison]) -> Iterable[list[PeerComparison]]:
-    """Group the figures that can be compared."""
+def comparable_figures(figures: Sequence[PeerComparison]) -> Iterable[list[PeerComparison]]:
+    """Return the figures in groups: those of a group can be compared."""
     groups: dict[tuple[object, ...], list[PeerComparison]] = {}
     for it in figures:
         key = (it.subject.kind, it.figure, it.group, it.unit, *sorted(it.axes.items()))
@@ -193,7 +193,7 @@ def _groups(figures: Sequence[PeerComparison]) -> Iterable[list[PeerComparison]]
 
 def _compare_figures(figures: Sequence[PeerComparison]) -> Iterator[PeerComparison]:
     """Compare each figure with its peers; a figure without peers is left out."""
-    for group in _groups(figures):
+    for group in comparable_figures(figures):
         is_rate = group[0].unit != "s"
         statistics = compare_with_peers(
             [figure.value for figure in group],

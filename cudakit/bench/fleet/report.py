@@ -6,25 +6,24 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cudakit.bench.fleet.analysis import MAX_SCORE, RATE_TOLERANCE, TIME_TOLERANCE
-from cudakit.bench.fleet.result import (
-    Finding,
-    FleetHost,
-    FleetResult,
-    PeerComparison,
+from cudakit.bench.fleet.analysis import (
+    MAX_SCORE,
+    RATE_TOLERANCE,
+    TIME_TOLERANCE,
+    comparable_figures,
 )
-from cudakit.bench.health import SuiteResult, figure_table
+from cudakit.bench.fleet.result import Finding, FleetHost, FleetResult, PeerComparison
+from cudakit.bench.health import SuiteResult, amount, figure_table
 from cudakit.bench.labels import join_first_names
 from cudakit.report.document import (
+    Array,
     Column,
     Columns,
     Count,
     Document,
     Node,
     Note,
-    Rate,
     Ratio,
-    Seconds,
     Section,
     Table,
     Text,
@@ -94,19 +93,16 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     """
     headline = _headline(result)
     nodes: list[Node] = [_comparison_columns(result.comparisons), headline]
-    slower = [finding for finding in result.findings if finding.kind == "slower"]
-    if slower:
+    if slower := [finding for finding in result.findings if finding.kind == "slower"]:
         nodes.append(_slow_table(slower))
-    for (
-        finding
-    ) in result.findings:  # The reason of each failure, and the conditions of slow subjects.
+    # The reason of each failure, and the conditions of slow subjects.
+    for finding in result.findings:
         conditions = "; ".join(finding.conditions)
         if finding.kind != "slower":
             causes_text = f" Likely causes: {conditions}." if conditions else ""
             remedies = (finding.hint,) if finding.hint else ()
-            nodes.append(
-                Note("error", f"{finding.subject}: {finding.text}.{causes_text}", remedies)
-            )
+            text = f"{finding.subject}: {finding.text}.{causes_text}"
+            nodes.append(Note("error", text, remedies))
         elif conditions:
             nodes.append(Note("warn", f"{finding.subject}: {conditions}."))
     nodes += [Note("warn", f"{capitalized(warning)}.") for warning in result.warnings]
@@ -168,10 +164,9 @@ def _slow_table(findings: Sequence[Finding]) -> Table:
             (*_comparison_cells(slow), _share(slow.peer_mad, slow.peer_median))
             for slow in shown_figures
         ]
-    omitted_text = (
-        f"{_count(omitted_count, 'more slow figure')} in the JSON. " if omitted_count else ""
-    )
-    return Table(_SLOW_COLUMNS, tuple(rows), omitted_text + _SLOW_CAPTION)
+    plural = "s" * (omitted_count != 1)
+    omitted = f"{omitted_count} more slow figure{plural} in the JSON. " if omitted_count else ""
+    return Table(_SLOW_COLUMNS, tuple(rows), omitted + _SLOW_CAPTION)
 
 
 def _comparison_cells(comparison: PeerComparison) -> tuple[Value, ...]:
@@ -180,8 +175,8 @@ def _comparison_cells(comparison: PeerComparison) -> tuple[Value, ...]:
     return (
         Text(str(comparison.subject)),
         Text(comparison.figure),
-        _amount(comparison.value, comparison.unit),
-        _amount(comparison.peer_median, comparison.unit),
+        amount(comparison.value, comparison.unit),
+        amount(comparison.peer_median, comparison.unit),
         Ratio(comparison.of_peers),
         # The speed at the limit, relative to the peers.
         _share(peers, limit) if comparison.unit == "s" else _share(limit, peers),
@@ -190,38 +185,26 @@ def _comparison_cells(comparison: PeerComparison) -> tuple[Value, ...]:
 
 def _figure_table(comparisons: Sequence[PeerComparison]) -> Table:
     """Return a row per group of comparable figures: median, spread, and the slowest."""
-    groups: dict[tuple[object, ...], list[PeerComparison]] = {}
-    for comparison in comparisons:
-        kind = comparison.subject.kind
-        groups.setdefault(
-            (comparison.figure, kind, comparison.group, *sorted(comparison.axes.items())), []
-        ).append(comparison)
     has_models = len({comparison.group.partition(",")[0] for comparison in comparisons}) > 1
-    return Table(
-        _FIGURE_COLUMNS,
-        tuple(_figure_row(group, with_model=has_models) for group in groups.values()),
-        _FIGURE_CAPTION,
-    )
-
-
-def _figure_row(group: Sequence[PeerComparison], *, with_model: bool) -> tuple[Value, ...]:
-    first_comparison, slowest_comparison = (
-        group[0],
-        min(group, key=lambda comparison: comparison.of_peers),
-    )
-    # Rounded as in the report, so that a subject whose figure is shown as 100% is not named.
-    slowest_speed = round(slowest_comparison.of_peers, 3)
-    figure_values = np.array([comparison.value for comparison in group])
-    median = float(np.median(figure_values))
-    model = f", {first_comparison.group}" if with_model else ""
-    return (
-        Text(first_comparison.figure),
-        Text(f"{len(group)} {_KIND_NAMES[first_comparison.subject.kind]}{model}"),
-        _amount(median, first_comparison.unit),
-        _share(float(np.median(np.abs(figure_values - median))), median),
-        Ratio(slowest_speed),
-        Text(str(slowest_comparison.subject) if slowest_speed < 1 else "-"),
-    )
+    rows: list[tuple[Value, ...]] = []
+    for group in comparable_figures(comparisons):
+        first, slowest = group[0], min(group, key=lambda comparison: comparison.of_peers)
+        # Rounded as in the report, so that a subject whose figure is shown as 100% is not named.
+        slowest_speed = round(slowest.of_peers, 3)
+        values = np.array([comparison.value for comparison in group])
+        median = float(np.median(values))
+        model = f", {first.group}" if has_models else ""
+        rows.append(
+            (
+                Text(first.figure),
+                Text(f"{len(group)} {_KIND_NAMES[first.subject.kind]}{model}"),
+                amount(median, first.unit),
+                _share(float(np.median(np.abs(values - median))), median),
+                Ratio(slowest_speed),
+                Text(str(slowest.subject) if slowest_speed < 1 else "-"),
+            )
+        )
+    return Table(_FIGURE_COLUMNS, tuple(rows), _FIGURE_CAPTION)
 
 
 def _host_row(host: FleetHost) -> tuple[Value, ...]:
@@ -253,49 +236,31 @@ def _sections_without_peers(result: FleetResult) -> Iterator[Node]:
 
 def _comparison_columns(comparisons: Sequence[PeerComparison]) -> Columns:
     """Return the Columns ``comparisons``, with a row per figure of a host, GPU or link."""
-
-    def of_subjects(name: str) -> list[str]:
+    arrays: dict[str, Array] = {}
+    for name in ("host", "gpu", "peer", "kind"):
         values = [getattr(comparison.subject, name) for comparison in comparisons]
-        return ["" if value is None else str(value) for value in values]
-
-    def of_comparisons(name: str) -> list[object]:
-        return [getattr(comparison, name) for comparison in comparisons]
-
-    numbers = ("value", "peer_median", "peer_mad", "limit", "of_peers")
-    return Columns(
-        "comparisons",
-        {
-            **{
-                name: np.array(of_subjects(name), np.str_)
-                for name in ("host", "gpu", "peer", "kind")
-            },
-            **{
-                name: np.array(of_comparisons(name), np.str_)
-                for name in ("figure", "group", "unit")
-            },
-            **{name: np.array(of_comparisons(name), np.float64) for name in numbers},
-            "peer_count": np.array(of_comparisons("peer_count"), np.int64),
-            "slow": np.array(of_comparisons("is_slow"), np.bool_),
-        },
-    )
+        arrays[name] = np.array(["" if it is None else str(it) for it in values], np.str_)
+    for kind, names in (
+        (np.str_, ("figure", "group", "unit")),
+        (np.float64, ("value", "peer_median", "peer_mad", "limit", "of_peers")),
+        (np.int64, ("peer_count",)),
+        (np.bool_, ("is_slow",)),
+    ):
+        for name in names:
+            values = [getattr(comparison, name) for comparison in comparisons]
+            arrays[name.removeprefix("is_")] = np.array(values, kind)
+    return Columns("comparisons", arrays)
 
 
 def _measured_count(host: FleetHost) -> int:
     return sum(isinstance(gpu.suite, SuiteResult) for gpu in host.gpus)
 
 
-def _amount(amount: float, unit: str) -> Value:
-    return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
-
-
-def _share(amount: float, median: float) -> Value:
-    return Ratio(amount / median) if median else Unavailable("the median is 0")
+def _share(part: float, median: float) -> Value:
+    return Ratio(part / median) if median else Unavailable("the median is 0")
 
 
 def _of_all(count: int, all_count: int, noun: str) -> str:
     """Return a count, and the count of all if it differs: "7 of 8 GPUs", "2 GPUs"."""
-    return _count(count, noun) if count >= all_count else f"{count} of {_count(all_count, noun)}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+    text = f"{max(count, all_count)} {noun}{'s' * (max(count, all_count) != 1)}"
+    return text if count >= all_count else f"{count} of {text}"
