@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudakit.bench.nccl_ranks import CLOSE, REQUEST, Answers, Message, Rank, close_message
+from cudakit.bench.nccl_ranks import CLOSE, CLOSE_MESSAGE, REQUEST, Answers, Message, Rank
 from cudakit.errors import CollectiveError, InputError, UsageError
 from cudakit.gpu.api import Gpu
 
@@ -145,14 +145,11 @@ def _find_address(count_name: str, variables: Mapping[str, str], job: str) -> tu
         return "127.0.0.1", port
     for name in _NODE_LIST_VARIABLES:
         if name in variables:
-            return _first_node(variables[name]), port
+            # A list such as "gpu[03-05,09],login".
+            nodes = variables[name]
+            match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+            return "".join(part or "" for part in match.groups()) if match else nodes, port
     return "", port
-
-
-def _first_node(nodes: str) -> str:
-    """Return the first host of a Slurm node list such as ``gpu[03-05,09],login``."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
-    return "".join(part or "" for part in match.groups()) if match else nodes
 
 
 def _read_number(variables: Mapping[str, str], name: str) -> int:
@@ -240,7 +237,13 @@ def accept_ranks(
     port = server.getsockname()[1]
     if file:
         token = secrets.token_hex(8)
-        _write_address(file, port, token)
+        content = json.dumps({"host": socket.gethostname(), "port": port, "token": token})
+        partial_file = Path(f"{file}.{os.getpid()}")
+        try:
+            partial_file.write_text(content, encoding="utf-8")
+            partial_file.replace(file)  # Makes the complete file visible at once.
+        except OSError as error:
+            raise InputError(f"{file} cannot be written: {error.strerror}") from error
     accepted: dict[int, tuple[Connection, Message]] = {}
     try:
         with server:
@@ -282,10 +285,14 @@ def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> C
     file, host, first_port = _find_target(launch, rendezvous)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
+        addresses = [(host, first_port + number, "") for number in range(_TRIED_PORTS)]
         if file:
-            addresses = _read_addresses(file)
-        else:
-            addresses = [(host, first_port + number, "") for number in range(_TRIED_PORTS)]
+            # The file does not exist or is incomplete until rank 0 has written it.
+            addresses = []
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                content = json.loads(Path(file).read_text(encoding="utf-8"))
+                host = content["host"] if content["host"] != socket.gethostname() else "127.0.0.1"
+                addresses = [(host, int(content["port"]), str(content["token"]))]
         for address_host, port, token in addresses:
             if connection := _try_to_join(address_host, port, launch, facts | {"token": token}):
                 return connection
@@ -370,27 +377,6 @@ def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connec
     return None
 
 
-def _write_address(file: str, port: int, token: str) -> None:
-    """Write the address of rank 0 to a file. A rename makes the complete file visible at once."""
-    content = json.dumps({"host": socket.gethostname(), "port": port, "token": token})
-    partial_file = Path(f"{file}.{os.getpid()}")
-    try:
-        partial_file.write_text(content, encoding="utf-8")
-        partial_file.replace(file)
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror}") from error
-
-
-def _read_addresses(file: str) -> list[tuple[str, int, str]]:
-    """Return the address and the token in a file; an empty list if the file does not exist or is damaged."""
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-        host, port, token = content["host"], int(content["port"]), str(content["token"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [("127.0.0.1" if host == socket.gethostname() else host, port, token)]
-
-
 # --- ranks in other processes -----------------------------------------------------------------------
 
 
@@ -430,10 +416,18 @@ class RemoteChannel:
 
     def __init__(self, connection: Connection, rank: int, answers: Answers, facts: Message) -> None:
         self.name = f"rank {rank} ({facts['host']}, process {facts['process']})"
-        self._connection, self._rank, self._answers = connection, rank, answers
-        self._reader = threading.Thread(
-            target=self._read_messages, name=f"rank {rank}", daemon=True
-        )
+
+        def read_messages() -> None:
+            message: Message | None = {}
+            while message is not None:
+                try:
+                    message = connection.receive()
+                except ValueError:
+                    message = None
+                answers.put((rank, message))
+
+        self._connection = connection
+        self._reader = threading.Thread(target=read_messages, name=f"rank {rank}", daemon=True)
         self._reader.start()
 
     def send(self, message: Message) -> None:
@@ -446,15 +440,6 @@ class RemoteChannel:
     def close(self) -> None:
         self._reader.join(_END_TIMEOUT_S)
         self._connection.close()
-
-    def _read_messages(self) -> None:
-        message: Message | None = {}
-        while message is not None:
-            try:
-                message = self._connection.receive()
-            except ValueError:
-                message = None
-            self._answers.put((self._rank, message))
 
 
 def serve_rank(
@@ -493,6 +478,6 @@ def serve_rank(
                     thread.join(_END_TIMEOUT_S)
                     return
         rank.abort()
-        rank.inbox.put(close_message())
+        rank.inbox.put(CLOSE_MESSAGE)
         thread.join(_END_TIMEOUT_S)
     raise CollectiveError(f"rank {launch.rank} stopped: {reason}")

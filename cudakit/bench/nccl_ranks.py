@@ -48,7 +48,6 @@ _FAILURE_GRACE_S = 1.0
 _CLOSE_TIMEOUT_S = 5.0
 # The operation id that marks a graph launch in a list of work.
 _GRAPH = -1
-# The operation that makes all ranks start the timed work at the same time.
 _ALIGNING_OPERATION = Collective("all-reduce", FP32, 1)
 
 # Number of elements after which a pattern repeats. It is a prime number, so that chunks of a power of two
@@ -57,19 +56,15 @@ PERIOD = 8191
 # Maximum of the input values of all types, even of those that represent larger integers exactly.
 _MAX_VALUE = 1 << 20
 
-# Key of a request in a message to a rank, and the message with the request that ends the rank.
+Message = dict[str, Any]
+# Key of a request in a message to a rank, the request that ends the rank, and the message with this request.
 REQUEST = "request"
 CLOSE = "close"
-Message = dict[str, Any]
+CLOSE_MESSAGE: Message = {"number": 0, REQUEST: CLOSE, "arguments": {}}
 # A queue of pairs of a rank's number and its message; the message None means that the rank ended.
 Answers = queue.SimpleQueue[tuple[int, Message | None]]
 # A pair of an operation's id and the index of a buffer set, or of _GRAPH and a graph's id.
 Execution: TypeAlias = Sequence[int]
-
-
-def close_message() -> Message:
-    """Return the request that ends a rank."""
-    return {"number": 0, REQUEST: CLOSE, "arguments": {}}
 
 
 # --- the group, in the process of rank 0 ------------------------------------------------------------
@@ -108,7 +103,7 @@ class LocalChannel:
 
     def abort(self, reason: str) -> None:  # noqa: ARG002 this process reports the reason
         self._rank.abort()
-        self._rank.inbox.put(close_message())
+        self._rank.inbox.put(CLOSE_MESSAGE)
 
     def close(self) -> None:
         self._thread.join(_CLOSE_TIMEOUT_S)
@@ -181,7 +176,7 @@ class RankGroup:
     def close(self) -> None:
         if not self.failure:
             for channel in self.channels:
-                channel.send(close_message())
+                channel.send(CLOSE_MESSAGE)
         for channel in self.channels:
             channel.close()
 
@@ -423,7 +418,10 @@ class _Requests:
                 executions,
                 (lambda stream: self._enqueue(enqueue_before, stream)) if enqueue_before else None,
                 "host" if clock == "host" else "device",
-                align_devices=self._align_ranks,
+                # After a collective, the streams of all ranks continue at the same time.
+                align_devices=lambda stream: self._communicators["nccl"].enqueue(
+                    _ALIGNING_OPERATION, self._aligning_buffer, self._aligning_buffer, stream
+                ),
             ),
             is_blocked=is_blocked,
         )
@@ -448,11 +446,6 @@ class _Requests:
                 self._graphs[set_index].launch(stream)
             else:
                 self._operations[operation_id].enqueue(stream, set_index)
-
-    def _align_ranks(self, stream: Stream) -> None:
-        """Enqueue a collective, after which the streams of all ranks continue at the same time."""
-        buffer = self._aligning_buffer
-        self._communicators["nccl"].enqueue(_ALIGNING_OPERATION, buffer, buffer, stream)
 
     def _wait(self, stream: Stream) -> None:
         """Wait for a stream; ``abort`` ends the wait."""
@@ -524,8 +517,24 @@ class _Operation:
 
     def rotate(self, set_count: int) -> None:
         """Allocate and fill more buffer sets, up to ``set_count``."""
+        gpu, cleanup = self._gpu, self._cleanup
+        send_bytes, receive_bytes = self._send_bytes, self._receive_bytes
         while len(self._sets) < set_count:
-            self._sets.append(self._allocate_set())
+            if self._in_place:
+                # The smaller buffer is the rank's chunk of the larger one (NCCL, "In-place Operations").
+                buffer = allocate(gpu, cleanup, max(send_bytes, receive_bytes))
+                rank_chunk = Ptr(buffer + self._rank * self._collective.chunk_bytes)
+                send_buffer = rank_chunk if receive_bytes > send_bytes else buffer
+                receive_buffer = rank_chunk if send_bytes > receive_bytes else buffer
+            else:
+                send_buffer = allocate(gpu, cleanup, send_bytes)
+                receive_buffer = allocate(gpu, cleanup, receive_bytes)
+            expected_output = None
+            if self._output_chunks:
+                expected_output = allocate(gpu, cleanup, receive_bytes)
+                self._write_chunks(expected_output, self._output_chunks)
+            self._sets.append(_BufferSet(send_buffer, receive_buffer, expected_output))
+            self._fill(self._sets[-1])
 
     def enqueue(self, stream: Stream, set_index: int) -> None:
         """Enqueue one execution on a buffer set."""
@@ -557,26 +566,6 @@ class _Operation:
 
     def close(self) -> None:
         self._cleanup.close()
-
-    def _allocate_set(self) -> _BufferSet:
-        gpu, cleanup = self._gpu, self._cleanup
-        send_bytes, receive_bytes = self._send_bytes, self._receive_bytes
-        if self._in_place:
-            # The smaller buffer is the rank's chunk of the larger one (NCCL, "In-place Operations").
-            buffer = allocate(gpu, cleanup, max(send_bytes, receive_bytes))
-            rank_chunk = Ptr(buffer + self._rank * self._collective.chunk_bytes)
-            send_buffer = rank_chunk if receive_bytes > send_bytes else buffer
-            receive_buffer = rank_chunk if send_bytes > receive_bytes else buffer
-        else:
-            send_buffer = allocate(gpu, cleanup, send_bytes)
-            receive_buffer = allocate(gpu, cleanup, receive_bytes)
-        expected_output = None
-        if self._output_chunks:
-            expected_output = allocate(gpu, cleanup, receive_bytes)
-            self._write_chunks(expected_output, self._output_chunks)
-        buffers = _BufferSet(send_buffer, receive_buffer, expected_output)
-        self._fill(buffers)
-        return buffers
 
     def _fill(self, buffers: _BufferSet) -> None:
         """Poison the output, then write the input."""
@@ -663,6 +652,7 @@ def exact_limit(element: Element) -> int:
     return int(2 ** (np.finfo(element.storage_dtype).nmant + 1))
 
 
+@lru_cache(maxsize=64)
 def _input_values(
     collective: Collective, rank: int, rank_count: int, seed: int
 ) -> npt.NDArray[np.float64]:
@@ -676,10 +666,6 @@ def _input_values(
                 "so they cannot be verified",
                 hint="choose another --dtype",
             )
-    return _random_integers(seed, rank, min(largest_sum, _MAX_VALUE))
-
-
-@lru_cache(maxsize=64)
-def _random_integers(seed: int, rank: int, largest_integer: int) -> npt.NDArray[np.float64]:
-    values = np.random.default_rng([seed, rank]).integers(0, largest_integer, PERIOD, endpoint=True)
+    generator = np.random.default_rng([seed, rank])
+    values = generator.integers(0, min(largest_sum, _MAX_VALUE), PERIOD, endpoint=True)
     return values.astype(np.float64)

@@ -6,7 +6,7 @@ alone, both together, the copies while GEMMs run all the time, and the GEMMs whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
@@ -288,17 +288,14 @@ class PreparedOverlap:
 
     def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
         """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
-        if not self._has_gemms:
-            self._enqueue_copies(stream, 1)
-        elif not self._has_copies:
-            self._enqueue_gemms(stream, 1)
-        else:
-            self._gpu.record(self._fork_event, stream)
-            self._gpu.wait(self._second_stream, self._fork_event)
-            self._enqueue_copies(stream, 1)
-            self._enqueue_gemms(self._second_stream, 1)
-            self._gpu.record(self._join_event, self._second_stream)
-            self._gpu.wait(stream, self._join_event)
+        if not (self._has_gemms and self._has_copies):
+            self._enqueue(stream, gemms=self._has_gemms)
+            return
+        self._fork(stream)
+        self._enqueue(stream, gemms=False)
+        self._enqueue(self._second_stream, gemms=True)
+        self._gpu.record(self._join_event, self._second_stream)
+        self._gpu.wait(stream, self._join_event)
 
     def enqueue_before_sample(self, stream: Stream) -> None:
         """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements.
@@ -307,12 +304,10 @@ class PreparedOverlap:
         """
         self._check_last_sample()
         if self._has_gemms:
-            self._enqueue_gemms(stream, _CONCURRENT_FACTOR)
+            self._enqueue(stream, _CONCURRENT_FACTOR, gemms=True)
         if self._is_concurrent:
-            self._gpu.record(self._fork_event, stream)
-            self._gpu.wait(self._second_stream, self._fork_event)
-            enqueue = self._enqueue_gemms if self._has_copies else self._enqueue_copies
-            enqueue(self._second_stream, self._concurrent_factor)
+            self._fork(stream)
+            self._enqueue(self._second_stream, self._concurrent_factor, gemms=not self._has_gemms)
             self._gpu.record(self._concurrent_end, self._second_stream)
 
     def enqueue_after_sample(self, stream: Stream) -> None:
@@ -322,13 +317,16 @@ class PreparedOverlap:
             self._gpu.wait(stream, self._concurrent_end)
             self._has_unchecked_sample = True
 
-    def _enqueue_copies(self, stream: Stream, factor: int) -> None:
-        for _ in range(factor * self._repetitions.copies):
-            self._copy.enqueue(stream, 0)
+    def _enqueue(self, stream: Stream, factor: int = 1, *, gemms: bool) -> None:
+        """Enqueue the GEMMs or the copies of ``factor`` executions."""
+        work = self._gemm if gemms else self._copy
+        for _ in range(factor * (self._repetitions.gemms if gemms else self._repetitions.copies)):
+            work.enqueue(stream, 0)
 
-    def _enqueue_gemms(self, stream: Stream, factor: int) -> None:
-        for _ in range(factor * self._repetitions.gemms):
-            self._gemm.enqueue(stream, 0)
+    def _fork(self, stream: Stream) -> None:
+        """Make the second stream wait for the earlier work of a stream."""
+        self._gpu.record(self._fork_event, stream)
+        self._gpu.wait(self._second_stream, self._fork_event)
 
     def verify(self) -> Verification:
         """Check the values, and that the concurrent work lasted as long as the timed work.
@@ -382,30 +380,30 @@ def copy_overlaps(
         if MEASUREMENT_AXIS in result.axes:
             copy = Copy(str(result.axes["direction"]), int(result.axes["size_bytes"]))
             results_by_copy.setdefault(copy, {})[result.axes[MEASUREMENT_AXIS]] = result
-    return tuple(
-        _overlap(copy.direction, copy.size_bytes, results)
-        for copy, results in results_by_copy.items()
-    )
+    return tuple(_overlap(copy, results) for copy, results in results_by_copy.items())
 
 
-def _overlap(direction: str, size_bytes: int, results: Mapping[Axis, CaseResult]) -> CopyOverlap:
+def _overlap(copy: Copy, results: Mapping[Axis, CaseResult]) -> CopyOverlap:
     def time_of(measurement: str) -> _Time:
         if measurement in results:
             return results[measurement].median_s
-        if measurement == GEMM_DURING_COPY and is_pageable(direction):
+        if measurement == GEMM_DURING_COPY and is_pageable(copy.direction):
             return _PAGEABLE
         if not results:
             return _NOT_REACHED
         return Unavailable(f"the measurement {measurement} was not finished")
 
+    def slowdown(alone_s: float, concurrent_s: float) -> float:
+        return concurrent_s / alone_s - 1
+
     copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = map(time_of, MEASUREMENTS)
     settings = next(iter(results.values())).settings if results else {}
     copies, gemms, flop = (int(settings.get(name, 0)) for name in (_COPIES, _GEMMS, _GEMM_FLOP))
     # A copy within the device reads and writes device memory.
-    moved_bytes = copies * size_bytes * (2 if direction == "d2d" else 1)
+    moved_bytes = copies * copy.size_bytes * (2 if copy.direction == "d2d" else 1)
     return CopyOverlap(
-        direction,
-        size_bytes,
+        copy.direction,
+        copy.size_bytes,
         copies,
         gemms,
         copy_s,
@@ -414,34 +412,32 @@ def _overlap(direction: str, size_bytes: int, results: Mapping[Axis, CaseResult]
         overlap_share(copy_s, gemm_s, both_s),
         copy_during_gemm_s,
         gemm_during_copy_s,
-        _slowdown(copy_s, copy_during_gemm_s),
-        _slowdown(gemm_s, gemm_during_copy_s),
-        copy_s if isinstance(copy_s, Unavailable) else moved_bytes / copy_s,
-        gemm_s if isinstance(gemm_s, Unavailable) else gemms * flop / gemm_s,
+        _computed(slowdown, copy_s, copy_during_gemm_s),
+        _computed(slowdown, gemm_s, gemm_during_copy_s),
+        _computed(lambda time_s: moved_bytes / time_s, copy_s),
+        _computed(lambda time_s: gemms * flop / time_s, gemm_s),
     )
 
 
-def overlap_share(copy_s: _Time, gemm_s: _Time, both_s: _Time) -> _Time:
+def overlap_share(*times: _Time) -> _Time:
     """Return the share of the shorter work that runs at the same time as the longer one.
 
-    The time that the overlap saves, divided by the time of the shorter work, and limited to 0 and 1, as Intel
-    MPI Benchmarks define the overlap of communication and computation (IMB-NBC, "Measuring Communication and
-    Computation Overlap").
+    ``times`` are those of the copies, of the GEMMs and of both. The share is the time that the overlap saves,
+    divided by the time of the shorter work, and limited to 0 and 1, as Intel MPI Benchmarks define the
+    overlap of communication and computation (IMB-NBC, "Measuring Communication and Computation Overlap").
     """
-    if isinstance(copy_s, Unavailable):
-        return copy_s
-    if isinstance(gemm_s, Unavailable):
-        return gemm_s
-    if isinstance(both_s, Unavailable):
-        return both_s
-    return min(1.0, max(0.0, (copy_s + gemm_s - both_s) / min(copy_s, gemm_s)))
+    return _computed(
+        lambda copy_s, gemm_s, both_s: min(
+            1.0, max(0.0, (copy_s + gemm_s - both_s) / min(copy_s, gemm_s))
+        ),
+        *times,
+    )
 
 
-def _slowdown(alone_s: _Time, concurrent_s: _Time) -> _Time:
-    """Return the relative increase of a time by concurrent work."""
-    if isinstance(alone_s, Unavailable):
-        return alone_s
-    return concurrent_s if isinstance(concurrent_s, Unavailable) else concurrent_s / alone_s - 1
+def _computed(function: Callable[..., float], *times: _Time) -> _Time:
+    """Return the function of times, or the first time that is Unavailable."""
+    missing = next((time_s for time_s in times if isinstance(time_s, Unavailable)), None)
+    return function(*times) if missing is None else missing
 
 
 # --- the report: a sentence per direction, and a table of the times -----------------------------------
