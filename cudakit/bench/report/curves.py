@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -63,16 +62,6 @@ _LOG_X_RATIO = 8
 _SQUARE = "m=n=k"
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Cases that differ in one axis only, sorted along it."""
-
-    name: str
-    cases: tuple[CaseResult, ...]
-    colour: int  # Index of the colour: equal for the same work in all libraries.
-    library: int  # Index of the library: 0 is cudakit.
-
-
 def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
     """Chart the rate or the time along each numeric axis with enough points.
 
@@ -84,10 +73,8 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
     for name in [*square_axes, *axis_names(timed)]:
         groups = _groups(timed, name)
         nodes: list[Node] = []
-        for panel, lines_of_panel in _panels(groups) if groups else ():
-            lines = _lines(name, lines_of_panel)
-            columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
-            nodes += [columns, View("sweep", (columns.name,), draw_sweep, _chart(name, lines))]
+        for panel, lines in _panels(groups) if groups else ():
+            nodes += _sweep(name, panel, lines, graphs)
         if nodes:
             yield Section(f"By {axis_title(name).replace('=', ' = ')}", tuple(nodes))
 
@@ -96,7 +83,7 @@ def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     """Group the cases that differ only in one numeric axis, sorted along it."""
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
-        if _coordinate(case, name) is not None:
+        if not np.isnan(_position(case, name)):
             fixed_axes = (item for item in case.axes.items() if item[0] not in _axes_of(name))
             groups.setdefault((case.name, case.library, *fixed_axes), []).append(case)
     return [
@@ -110,15 +97,12 @@ def _axes_of(name: str) -> tuple[str, ...]:
     return DIMENSIONS if name == _SQUARE else (name,)
 
 
-def _coordinate(case: CaseResult, name: str) -> float | None:
-    if name == _SQUARE and not is_square(case):
-        return None
-    value = case.axes.get(_axes_of(name)[0])
-    return float(value) if isinstance(value, int | float) else None
-
-
 def _position(case: CaseResult, name: str) -> float:
-    return _coordinate(case, name) or 0.0
+    """Return the value of a numeric axis; NaN if the case has none."""
+    if name == _SQUARE and not is_square(case):
+        return np.nan
+    value = case.axes.get(_axes_of(name)[0])
+    return float(value) if isinstance(value, int | float) else np.nan
 
 
 def _panels(groups: list[list[CaseResult]]) -> Iterable[tuple[str, list[list[CaseResult]]]]:
@@ -137,32 +121,31 @@ def _panels(groups: list[list[CaseResult]]) -> Iterable[tuple[str, list[list[Cas
     return min(small or choices, key=len).items()
 
 
-def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
-    first_cases, omitted_axes = [group[0] for group in groups], _axes_of(name)
-    works = short_labels(first_cases, omitted_axes=omitted_axes, with_library=False)
-    labels = short_labels(first_cases, omitted_axes=omitted_axes)
-    libraries, colours = [CUDAKIT, *baseline_libraries(first_cases)], list(dict.fromkeys(works))
-    return [
-        _Line(label, tuple(group), colours.index(work), libraries.index(group[0].library))
-        for label, work, group in zip(labels, works, groups, strict=True)
+def _sweep(
+    name: str, panel: str, groups: Sequence[list[CaseResult]], graphs: Sequence[GraphCosts]
+) -> tuple[Columns, View]:
+    """Return the Columns of a chart with a line per group, and the View that draws them."""
+    firsts = [group[0] for group in groups]
+    works = short_labels(firsts, omitted_axes=_axes_of(name), with_library=False)
+    labels = tuple(short_labels(firsts, omitted_axes=_axes_of(name)))
+    # The colour is equal for the same work in all libraries.
+    libraries, colours = [CUDAKIT, *baseline_libraries(firsts)], list(dict.fromkeys(works))
+    cases = [case for group in groups for case in group]
+    intervals = [
+        (np.nan, np.nan) if isinstance(it.ci95_s, Unavailable) else it.ci95_s for it in cases
     ]
-
-
-def _columns(
-    title: str, name: str, lines: Sequence[_Line], graphs: Sequence[GraphCosts]
-) -> Columns:
-    indexed = [(index, line, case) for index, line in enumerate(lines) for case in line.cases]
-    cases = [case for _, _, case in indexed]
-    unknown = (np.nan, np.nan)
-    intervals = [unknown if isinstance(it.ci95_s, Unavailable) else it.ci95_s for it in cases]
     # Rates in bytes and in operations per second have no common axis; a chart of NaN shows times.
     has_rates = len({case.unit == "B" for case in cases}) == 1
-    return Columns(
-        f"sweep {title}",
+
+    def of_lines(indices: Iterable[int]) -> Array:
+        return np.repeat(np.fromiter(indices, np.int64), [len(group) for group in groups])
+
+    columns = Columns(
+        f"sweep {name}: {panel}" if panel else f"sweep {name}",
         {
-            "line": np.array([index for index, _, _ in indexed], np.int64),
-            "colour": np.array([line.colour for _, line, _ in indexed], np.int64),
-            "library": np.array([line.library for _, line, _ in indexed], np.int64),
+            "line": of_lines(range(len(groups))),
+            "colour": of_lines(colours.index(work) for work in works),
+            "library": of_lines(libraries.index(case.library) for case in firsts),
             name: _floats(_position(case, name) for case in cases),
             "median_s": _floats(number(case.median_s) for case in cases),
             "ci95_low_s": _floats(low for low, _ in intervals),
@@ -172,8 +155,10 @@ def _columns(
             "amount": _floats(case.amount or np.nan if has_rates else np.nan for case in cases),
             "unit": np.zeros(len(cases), np.int64),
         },
-        {"line": tuple(line.name for line in lines), "unit": (_common({it.unit for it in cases}),)},
+        {"line": labels, "unit": (_common({it.unit for it in cases}),)},
     )
+    chart = _chart(name, labels, groups)
+    return columns, View("sweep", (columns.name,), draw_sweep, chart)
 
 
 def _common(units: set[str]) -> str:
@@ -192,20 +177,20 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
     return np.nan
 
 
-def _chart(name: str, lines: Sequence[_Line]) -> Chart:
+def _chart(name: str, labels: Sequence[str], groups: Sequence[list[CaseResult]]) -> Chart:
     """Return a chart for terminal and Markdown: of the % of peak if all cases have one, else of the time."""
-    cases = [case for line in lines for case in line.cases]
+    cases = [case for group in groups for case in group]
     positions = sorted({_position(case, name) for case in cases})
     has_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
     is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _LOG_X_RATIO
     series: list[Series] = []
-    for line in lines:
+    for label, group in zip(labels, groups, strict=True):
         heights = {
             _position(case, name): number(case.ratio_to_limit if has_peak else case.median_s)
-            for case in line.cases
+            for case in group
         }
         points = _floats(heights.get(position, np.nan) for position in positions)
-        series.append(Series(line.name, points, step=False))
+        series.append(Series(label, points, step=False))
     title = axis_title(name)
     return Chart(
         title="% of peak" if has_peak else "Time",
@@ -230,18 +215,18 @@ _LOG_RATE_RATIO, _LOG_TIME_RATIO = 5, 32
 _MARGIN = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Curves:
-    """The points of all lines: x, y, the ends of the confidence interval, the peak and the fitted value."""
+class _Curve(NamedTuple):
+    """A line of the chart, with its points."""
 
-    line: Array
+    name: str
+    colour: str  # CSS class of the colour.
+    classes: str  # All CSS classes.
     x: Array
     y: Array
-    low: Array
+    low: Array  # Lower ends of the confidence intervals.
     high: Array
-    limit: Array
+    limit: Array  # The peak.
     fit: Array
-    classes: tuple[str, ...]  # CSS classes of each line; the first one is its colour.
 
 
 def draw_sweep(columns: Sequence[Columns]) -> Plot:
@@ -253,17 +238,34 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     the fit. The title of the plot is the text after the colon in the name of the Columns.
     """
     (points,) = columns
+    arrays, names = points.arrays, points.text["line"]
     name, _, panel = points.name.removeprefix("sweep ").partition(": ")
-    shows_rate = bool(np.isfinite(points.arrays["amount"]).all())
-    curves = _curves(points, name, shows_rate=shows_rate)
-    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if shows_rate else "")
-    names = points.text["line"]
-    limits = list(_draw_limits(curves, names, x, y)) if shows_rate else []
-    paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
+    x_values, amount, fit = arrays[name].astype(np.float64), arrays["amount"], arrays["fit_s"]
+    low, high, y_values = (arrays[key] for key in ("ci95_low_s", "ci95_high_s", "median_s"))
+    limit = arrays["limit_s"]
+    shows_rate = bool(np.isfinite(amount).all())
+    if shows_rate:  # the shortest time is the highest rate
+        low, y_values, high, limit = amount / high, amount / y_values, amount / low, amount / limit
+    curves: list[_Curve] = []
+    for i, label in enumerate(names):
+        of_curve = arrays["line"] == i
+        first = int(np.argmax(of_curve))
+        colour, library = (int(arrays[key][first]) for key in ("colour", "library"))
+        classes = series_class(colour, library or None)
+        values = (it[of_curve] for it in (x_values, y_values, low, high, limit, fit))
+        curves.append(_Curve(label, classes.split()[0], classes, *values))
+    x_low, x_high = float(x_values.min()), float(x_values.max())
+    unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
+    is_logarithmic = x_low > 0 and x_high / x_low >= _LOG_X_RATIO
+    x = (log_axis if is_logarithmic else tight_axis)(x_low, x_high, unit)
+    x = ticked_at(x, x_values, unit)
+    y = _y_axis(curves, points.text["unit"][0] if shows_rate else "")
+    limits = list(_draw_limits(curves, x, y)) if shows_rate else []
+    paths = (path for curve in curves for path in _paths(curve, x, y))
     title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel)))
-    if not shows_rate and not np.isnan(curves.fit).all():
+    if not shows_rate and not np.isnan(fit).all():
         title += "; lines: fixed + per node × number of nodes"
-    legend = [PlotKey(it, classes=key) for it, key in zip(names, curves.classes, strict=True)]
+    legend = [PlotKey(curve.name, classes=curve.classes) for curve in curves]
     if limits:
         legend.append(PlotKey("peak", classes="limit shared"))
     x_title = axis_title(name).replace("=", " = ")
@@ -280,95 +282,67 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     )
 
 
-def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
-    arrays = columns.arrays
-    line, fit, limit = arrays["line"], arrays["fit_s"], arrays["limit_s"]
-    low, y, high = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
-    if shows_rate:  # the shortest time is the highest rate
-        amount = arrays["amount"]
-        low, y, high, limit = amount / high, amount / y, amount / low, amount / limit
-    first_indices = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
-    classes = tuple(
-        series_class(int(arrays["colour"][i]), int(arrays["library"][i]) or None)
-        for i in first_indices
-    )
-    return _Curves(line, arrays[name].astype(np.float64), y, low, high, limit, fit, classes)
-
-
-def _x_axis(values: Array, name: str) -> Axis:
-    low, high = float(values.min()), float(values.max())
-    unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    is_logarithmic = low > 0 and high / low >= _LOG_X_RATIO
-    axis = log_axis(low, high, unit) if is_logarithmic else tight_axis(low, high, unit)
-    return ticked_at(axis, values, unit)
-
-
-def _y_axis(curves: _Curves, unit: str) -> Axis:
+def _y_axis(curves: Sequence[_Curve], unit: str) -> Axis:
     """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
-    values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
+    values = np.concatenate(
+        [part for it in curves for part in (it.low, it.high, it.limit if unit else it.fit)]
+    )
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max())
     if not unit:
         if low > 0 and high / low > _LOG_TIME_RATIO:
             return log_axis(low / _MARGIN, high, "seconds")
         return rounded_axis(0, high, "seconds")
-    peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
-    if low > 0 and high > _LOG_RATE_RATIO * min(peaks):
+    if low > 0 and high > _LOG_RATE_RATIO * min(curve.y.max() for curve in curves):
         return log_axis(low / _MARGIN, high * _MARGIN, "rate", amount_unit=unit)
     return rounded_axis(0, high, "rate", amount_unit=unit)
 
 
-def _draw_limits(curves: _Curves, names: Sequence[str], x: Axis, y: Axis) -> Iterator[Shape]:
+def _draw_limits(curves: Sequence[_Curve], x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw the peaks as lines. Curves with equal peaks share a line, in their colour if it is the same.
 
     The tooltip of a line names its curves.
     """
-    peaks: list[tuple[dict[int, int], set[str], list[str]]] = []
-    for i, (classes, name) in enumerate(zip(curves.classes, names, strict=True)):
-        colour = classes.split()[0]
-        is_of_curve = (curves.line == i) & np.isfinite(curves.limit)
-        x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
-        y_units = to_units(1 - y.shares(curves.limit[is_of_curve]), _HEIGHT)
+    peaks: list[tuple[dict[int, int], list[_Curve]]] = []
+    for curve in curves:
+        is_known = np.isfinite(curve.limit)
+        x_units = to_units(x.shares(curve.x[is_known]), _WIDTH)
+        y_units = to_units(1 - y.shares(curve.limit[is_known]), _HEIGHT)
         y_by_x = dict(zip(x_units, y_units, strict=True))
-        for points, colours, names_of_peak in peaks:
+        for points, of_peak in peaks:
             common = y_by_x.keys() & points.keys()
             if common and all(y_by_x[it] == points[it] for it in common):
                 points.update(y_by_x)
-                colours.add(colour)
-                names_of_peak.append(name)
+                of_peak.append(curve)
                 break
         else:
             if y_by_x:
-                peaks.append((y_by_x, {colour}, [name]))
-    for points, colours, names_of_peak in peaks:
-        colour = "shared" if len(colours) > 1 else next(iter(colours))
+                peaks.append((y_by_x, [curve]))
+    for points, of_peak in peaks:
+        colours = {curve.colour for curve in of_peak}
+        colour = "shared" if len(colours) > 1 else colours.pop()
         path = polyline(*zip(*sorted(points.items()), strict=True))
-        title = f"peak of {', '.join(names_of_peak)}"
+        title = f"peak of {', '.join(curve.name for curve in of_peak)}"
         yield shape("path", title=title, class_=f"line limit {colour}", d=path)
 
 
-def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
-    is_of_curve = curves.line == line_index
-    x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
+def _paths(curve: _Curve, x: Axis, y: Axis) -> Iterator[Shape]:
+    x_units = to_units(x.shares(curve.x), _WIDTH)
     median_y, low_y, high_y = (
-        to_units(1 - y.shares(heights[is_of_curve]), _HEIGHT)
-        for heights in (curves.y, curves.low, curves.high)
+        to_units(1 - y.shares(heights), _HEIGHT) for heights in (curve.y, curve.low, curve.high)
     )
     # The line shows the fitted values or, without positive fitted values, connects the points.
-    fit = curves.fit[is_of_curve]
-    has_fit = np.isfinite(fit).all() and bool((fit > 0).all())
-    line = polyline(x_units, to_units(1 - y.shares(fit), _HEIGHT) if has_fit else median_y)
+    has_fit = bool((np.isfinite(curve.fit) & (curve.fit > 0)).all())
+    line_y = to_units(1 - y.shares(curve.fit), _HEIGHT) if has_fit else median_y
     bars = "".join(
         f"M{at} {low}V{high}" for at, low, high in zip(x_units, low_y, high_y, strict=True)
     )
-    classes = curves.classes[line_index]
-    colour = classes.split()[0]
     for css_class, path in (
-        (f"line {classes}", line),
-        (f"line {colour}", bars),
-        (f"scatter {colour}", dots(x_units, median_y)),
+        (f"line {curve.classes}", polyline(x_units, line_y)),
+        (f"line {curve.colour}", bars),
+        (f"scatter {curve.colour}", dots(x_units, median_y)),
     ):
-        yield shape("path", title=name, class_=css_class, d=path)
+        yield shape("path", title=curve.name, class_=css_class, d=path)
 
 
 # --- the roofline plot: operations per second by operations per byte ----------------------------------
@@ -460,25 +434,16 @@ def _roofline_table(plotted: Sequence[tuple[CaseResult, Limit]]) -> Table:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """The area of a label or a dot: x is a share of the plot's width, y is in pixels."""
-
-    left_x: float
-    right_x: float
-    middle_y: float
-
-    @property
-    def is_inside(self) -> bool:
-        return self.left_x >= 0 and self.right_x <= 1
-
-    def overlaps(self, other: _Box) -> bool:
-        is_apart = self.right_x <= other.left_x or other.right_x <= self.left_x
-        return not is_apart and abs(self.middle_y - other.middle_y) < _LINE_PIXELS
+# The area of a label or a dot: its ends as shares of the plot's width, and its middle in pixels from the top.
+_Box: TypeAlias = tuple[float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _PointLabel:
+def _overlap(first: _Box, second: _Box) -> bool:
+    is_apart = first[1] <= second[0] or second[1] <= first[0]
+    return not is_apart and abs(first[2] - second[2]) < _LINE_PIXELS
+
+
+class _Label(NamedTuple):
     """The label of a point or of a roof, to the right or left of the point.
 
     ``x`` is a share of the plot's width, ``y`` is the distance from the top of the plot in pixels.
@@ -495,8 +460,13 @@ class _PointLabel:
         width = min(len(self.text), _MAX_LETTERS) * _LETTER_WIDTH
         offset = _DOT_RADIUS if self.gap else 0.0
         if self.is_left:
-            return _Box(self.x - offset - width, self.x - offset, self.y)
-        return _Box(self.x + offset, self.x + offset + width, self.y)
+            return self.x - offset - width, self.x - offset, self.y
+        return self.x + offset, self.x + offset + width, self.y
+
+    def fits_beside(self, boxes: Iterable[_Box]) -> bool:
+        """Return whether the label is inside the plot, and overlaps none of the boxes."""
+        box = self.box
+        return box[0] >= 0 and box[1] <= 1 and not any(_overlap(box, other) for other in boxes)
 
     def draw(self) -> Shape:
         return shape(
@@ -511,28 +481,6 @@ class _PointLabel:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Roofline:
-    """The Columns of the roofline plot, and its axes."""
-
-    columns: Columns
-    x: Axis
-    y: Axis
-
-    @property
-    def unit(self) -> str:
-        return self.columns.text["unit"][0]
-
-    @property
-    def peaks(self) -> Array:
-        arrays = self.columns.arrays
-        return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
-
-    def y_pixels(self, rate: float) -> float:
-        """Return the distance of a rate from the top of the plot in pixels."""
-        return _ROOFLINE_PIXELS * (1 - self.y.share(rate))
-
-
 def draw_roofline(columns: Sequence[Columns]) -> Plot:
     """Draw a dot per case of the Columns "roofline", and the roofs above the dots (Williams et al., 2009).
 
@@ -542,24 +490,19 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
     """
     (points,) = columns
     arrays, text = points.arrays, points.text
-    peak = arrays["peak_operations_per_s"]
-    ridges = peak / arrays["peak_bytes_per_s"]
-    intensities = np.concatenate((arrays["operations_per_byte"], ridges))
-    rates = np.concatenate((arrays["operations_per_s"], peak))
+    unit = text["unit"][0]
+    peaks = np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
+    intensities = np.concatenate((arrays["operations_per_byte"], peaks[:, 0] / peaks[:, 1]))
+    rates = np.concatenate((arrays["operations_per_s"], peaks[:, 0]))
     x = log_axis(
         float(intensities.min()) / _MARGIN_X, float(intensities.max()) * _MARGIN_X, "count"
     )
-    y = log_axis(
-        float(rates.min()) / _MARGIN_Y,
-        float(rates.max()) * _MARGIN_Y,
-        "rate",
-        amount_unit=text["unit"][0],
-    )
-    plot = _Roofline(points, x, y)
+    low, high = float(rates.min()) / _MARGIN_Y, float(rates.max()) * _MARGIN_Y
+    y = log_axis(low, high, "rate", amount_unit=unit)
     title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
         stretch_shapes(shapes, width=_WIDTH, height=_HEIGHT)
-        for shapes in (_draw_roofs(plot), _draw_cases(plot))
+        for shapes in (_draw_roofs(peaks, x, y), _draw_cases(points, x, y))
     )
     legend = [
         PlotKey(it, classes=f"case {series_class(i, 0)}") for i, it in enumerate(text["kind"])
@@ -571,18 +514,17 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
         title,
         x,
         y,
-        shapes=(shape("g", roofs, *_draw_labels(plot), cases),),
+        shapes=(shape("g", roofs, *_draw_labels(points, peaks, x, y), cases),),
         legend=tuple(legend),
         description=f"{title}: {', '.join(text['case'][:8])}",
-        x_label=f"arithmetic intensity ({plot.unit} per byte)",
+        x_label=f"arithmetic intensity ({unit} per byte)",
         height=_ROOFLINE_PIXELS,
     )
 
 
-def _draw_roofs(plot: _Roofline) -> Iterator[Shape]:
+def _draw_roofs(peaks: Array, x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
-    x, y = plot.x, plot.y
-    for operations_per_s, bytes_per_s in np.unique(plot.peaks, axis=0).tolist():
+    for operations_per_s, bytes_per_s in np.unique(peaks, axis=0).tolist():
         # The part of the roof that is below the plot is not drawn.
         start = max(x.low, y.low / bytes_per_s)
         corners = np.array([start, operations_per_s / bytes_per_s, x.high])
@@ -592,17 +534,17 @@ def _draw_roofs(plot: _Roofline) -> Iterator[Shape]:
         yield shape("path", class_="line roof", d=path)
 
 
-def _draw_cases(plot: _Roofline) -> Iterator[Shape]:
+def _draw_cases(points: Columns, x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point.
 
     Of dots that overlap, the first one has the label, and is drawn last, above the others.
     """
-    arrays, names = plot.columns.arrays, plot.columns.text["case"]
-    x_units = to_units(plot.x.shares(arrays["operations_per_byte"]), _WIDTH)
-    y_units = to_units(1 - plot.y.shares(arrays["operations_per_s"]), _HEIGHT)
+    arrays, names, unit = points.arrays, points.text["case"], points.text["unit"][0]
+    x_units = to_units(x.shares(arrays["operations_per_byte"]), _WIDTH)
+    y_units = to_units(1 - y.shares(arrays["operations_per_s"]), _HEIGHT)
     is_cudakit = arrays["library"] == 0
     for i in [*np.flatnonzero(~is_cudakit).tolist(), *np.flatnonzero(is_cudakit)[::-1].tolist()]:
-        rate_text = format_rate(float(arrays["operations_per_s"][i]), plot.unit)
+        rate_text = format_rate(float(arrays["operations_per_s"][i]), unit)
         dot, colour = dots([x_units[i]], [y_units[i]]), series_class(int(arrays["kind"][i]), 0)
         title = f"{names[int(arrays['case'][i])]}: {rate_text}"
         kind = "case" if is_cudakit[i] else "ring"
@@ -611,47 +553,51 @@ def _draw_cases(plot: _Roofline) -> Iterator[Shape]:
             yield shape("path", class_="scatter hole", d=dot)
 
 
-def _draw_labels(plot: _Roofline) -> Iterator[Shape]:
+def _draw_labels(points: Columns, peaks: Array, x: Axis, y: Axis) -> Iterator[Shape]:
     """Label the roofs, and the dots of cudakit: on the right, on the left, or nowhere if both lack space."""
-    arrays, names = plot.columns.arrays, plot.columns.text["near"]
-    x_shares = plot.x.shares(arrays["operations_per_byte"]).tolist()
-    heights = [plot.y_pixels(rate) for rate in arrays["operations_per_s"].tolist()]
+    arrays = points.arrays
+    x_shares = x.shares(arrays["operations_per_byte"]).tolist()
+    heights = [_y_pixels(y, rate) for rate in arrays["operations_per_s"].tolist()]
     boxes = [
-        _Box(x - _DOT_RADIUS, x + _DOT_RADIUS, y) for x, y in zip(x_shares, heights, strict=True)
+        (at - _DOT_RADIUS, at + _DOT_RADIUS, height)
+        for at, height in zip(x_shares, heights, strict=True)
     ]
-    roofs = list(_roof_labels(plot, boxes))
+    roofs = list(_roof_labels(points, peaks, boxes, x, y))
     occupied = [*boxes, *(roof.box for roof in roofs)]
     labelled: list[_Box] = []
     yield from (roof.draw() for roof in roofs)
     for i in np.flatnonzero(arrays["library"] == 0).tolist():
         # Of dots that overlap, only the first has a label.
-        if any(map(boxes[i].overlaps, labelled)):
+        if any(_overlap(boxes[i], box) for box in labelled):
             continue
-        name = names[int(arrays["near"][i])]
-        for is_left in (False, True):
-            label = _PointLabel(name, x_shares[i], heights[i], is_left=is_left)
-            if label.box.is_inside and not any(map(label.box.overlaps, occupied)):
-                occupied.append(label.box)
-                labelled.append(boxes[i])
-                yield label.draw()
-                break
+        name = points.text["near"][int(arrays["near"][i])]
+        sides = (_Label(name, x_shares[i], heights[i], is_left) for is_left in (False, True))
+        if label := next((it for it in sides if it.fits_beside(occupied)), None):
+            occupied.append(label.box)
+            labelled.append(boxes[i])
+            yield label.draw()
 
 
-def _roof_labels(plot: _Roofline, boxes: Sequence[_Box]) -> Iterator[_PointLabel]:
+def _roof_labels(
+    points: Columns, peaks: Array, boxes: Sequence[_Box], x: Axis, y: Axis
+) -> Iterator[_Label]:
     """Label the roofs of the bandwidth and of the arithmetic peaks, at the end that dots do not cover."""
-    kinds, peaks = plot.columns.arrays["kind"], plot.peaks
-    bytes_per_s = float(peaks[:, 1].max())
+    kinds, bytes_per_s = points.arrays["kind"], float(peaks[:, 1].max())
     for operations_per_s in np.unique(peaks[:, 0]).tolist():
         kinds_at_peak = np.unique(kinds[peaks[:, 0] == operations_per_s]).tolist()
-        names = ", ".join(plot.columns.text["kind"][kind] for kind in kinds_at_peak)
-        text = f"{names}: {format_rate(operations_per_s, plot.unit)}"
-        y = plot.y_pixels(operations_per_s) - _ROOF_LABEL_GAP
-        flat = _PointLabel(text, 1.0, y, is_left=True, gap=0)
-        slope = _PointLabel(text, plot.x.share(operations_per_s / bytes_per_s), y)
-        is_covered = any(map(flat.box.overlaps, boxes))
-        yield slope if is_covered and slope.box.is_inside else flat
+        names = ", ".join(points.text["kind"][kind] for kind in kinds_at_peak)
+        text = f"{names}: {format_rate(operations_per_s, points.text['unit'][0])}"
+        height = _y_pixels(y, operations_per_s) - _ROOF_LABEL_GAP
+        flat = _Label(text, 1.0, height, is_left=True, gap=0)
+        slope = _Label(text, x.share(operations_per_s / bytes_per_s), height)
+        is_covered = any(_overlap(flat.box, box) for box in boxes)
+        yield slope if is_covered and slope.fits_beside(()) else flat
     ridge = float(peaks[:, 0].max()) / bytes_per_s
-    middle = (max(plot.x.low, plot.y.low / bytes_per_s) * ridge) ** 0.5
-    y = plot.y_pixels(middle * bytes_per_s) - _ROOF_LABEL_GAP
-    text = f"memory: {format_rate(bytes_per_s, 'B')}"
-    yield _PointLabel(text, plot.x.share(middle), y, is_left=True)
+    middle = (max(x.low, y.low / bytes_per_s) * ridge) ** 0.5
+    height = _y_pixels(y, middle * bytes_per_s) - _ROOF_LABEL_GAP
+    yield _Label(f"memory: {format_rate(bytes_per_s, 'B')}", x.share(middle), height, is_left=True)
+
+
+def _y_pixels(y: Axis, rate: float) -> float:
+    """Return the distance of a rate from the top of the roofline plot in pixels."""
+    return _ROOFLINE_PIXELS * (1 - y.share(rate))
