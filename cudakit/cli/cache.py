@@ -117,8 +117,18 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     cudakit cache warm
     cudakit cache warm --arch sm_80 --arch sm_90
     """
+    from cudakit.record.device_patch import device_capabilities
+
     compile_cache = replace(_user_cache(), reports_errors=True)
-    capabilities = _capabilities(arch)
+    capabilities = []
+    for text in arch:
+        match = _ARCHITECTURE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text!r} is not an architecture", hint=_HINT)
+        capabilities.append((int(match[1]), int(match[2])))
+    capabilities = capabilities or sorted(device_capabilities())
+    if not capabilities:
+        raise GpuUnavailable("this machine has no GPU to compile for", hint=_HINT)
     with open_outputs(output) as outputs:
         with (
             progress_line(quiet=output.quiet) as progress,
@@ -191,22 +201,6 @@ def _report(
 
 
 # --- compilation of all kernels
-
-
-def _capabilities(architectures: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the compute capabilities of ``sm_90`` or ``9.0``, or without any those of this machine."""
-    from cudakit.record.device_patch import device_capabilities
-
-    capabilities = []
-    for text in architectures:
-        match = _ARCHITECTURE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"{text!r} is not an architecture", hint=_HINT)
-        capabilities.append((int(match[1]), int(match[2])))
-    capabilities = capabilities or sorted(device_capabilities())
-    if not capabilities:
-        raise GpuUnavailable("this machine has no GPU to compile for", hint=_HINT)
-    return capabilities
 
 
 def _compile_sources(

@@ -38,7 +38,6 @@ from cudakit.units import capitalized
 
 if TYPE_CHECKING:
     from cudakit.bench.result import BenchResult
-    from cudakit.cli.output import Outputs
     from cudakit.profile.analysis import DeviceGaps
     from cudakit.profile.findings import MeasuredLimits
     from cudakit.profile.result import ProfileResult
@@ -146,7 +145,21 @@ def profile(
         loaded = _load_profile(file, step_range=step_range, quiet=output.quiet)
         if before is not None:
             earlier = _load_profile(before, step_range=step_range, quiet=output.quiet)
-            return _compare(earlier.result, loaded.result, outputs, top=top, limit=limit)
+            from cudakit.profile import diff as profile_diff
+
+            diff = profile_diff.compare(earlier.result, loaded.result)
+            outputs.write(
+                Report(
+                    result=diff,
+                    document=lambda: profile_diff.report(diff, top=top),
+                    brief_table=(lambda: profile_diff.step_table(diff))
+                    if len(diff.devices) > 1
+                    else None,
+                )
+            )
+            growth = diff.slowest_growth()
+            is_slower = limit is not None and growth is not None and growth > limit
+            return ExitCode.FINDINGS if is_slower else ExitCode.OK
         paths = [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
         if loaded.activities is None and paths:
             raise UsageError(
@@ -156,31 +169,6 @@ def profile(
             loaded = replace(loaded, result=with_limits(loaded.result, bench_files))
         outputs.write(loaded.report(top=top, by=by))
         return ExitCode.OK
-
-
-def _compare(
-    before_result: ProfileResult,
-    after_result: ProfileResult,
-    outputs: Outputs,
-    *,
-    top: int,
-    limit: float | None,
-) -> int:
-    """Write the comparison of two profiles, and return the exit code."""
-    from cudakit.profile import diff as profile_diff
-    from cudakit.profile.diff import compare
-
-    diff = compare(before_result, after_result)
-    outputs.write(
-        Report(
-            result=diff,
-            document=lambda: profile_diff.report(diff, top=top),
-            brief_table=(lambda: profile_diff.step_table(diff)) if len(diff.devices) > 1 else None,
-        )
-    )
-    growth = diff.slowest_growth()
-    is_slower = limit is not None and growth is not None and growth > limit
-    return ExitCode.FINDINGS if is_slower else ExitCode.OK
 
 
 @dataclass(frozen=True, slots=True)

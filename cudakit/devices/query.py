@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -37,11 +37,20 @@ def open_query(machine: Machine) -> Query:
     Raises GpuUnavailable if neither NVML nor CUDA sees a device.
     """
     # NVML is queried first, because a child process queries CUDA at the same time.
-    nvml_view, cuda_view = machine.nvml(), machine.cuda()
-    matched_devices = match_devices(nvml_view, cuda_view)
-    if not matched_devices:
-        raise _no_device_error(nvml_view, cuda_view)
-    return Query(machine, nvml_view, cuda_view, matched_devices, field_registry())
+    nvml, cuda = machine.nvml(), machine.cuda()
+    matched_devices = match_devices(nvml, cuda)
+    if matched_devices:
+        return Query(machine, nvml, cuda, matched_devices, field_registry())
+    if isinstance(nvml, Unavailable) and isinstance(cuda, Unavailable):
+        raise GpuUnavailable(cuda.reason)
+    nvml_reason = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
+    if isinstance(cuda, Unavailable):
+        cuda_reason = cuda.reason
+    else:
+        cuda_reason = f"CUDA: {cuda.error[1] if cuda.error else 'no device'}"
+    raise GpuUnavailable(
+        f"no GPU found: {nvml_reason}; {cuda_reason}", hint="cudakit doctor finds the cause"
+    )
 
 
 def read_devices(
@@ -52,19 +61,6 @@ def read_devices(
     Raises GpuUnavailable if neither NVML nor CUDA sees a device.
     """
     return open_query(machine).read(processes=processes, topology=topology)
-
-
-def _no_device_error(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> GpuUnavailable:
-    if isinstance(nvml, Unavailable) and isinstance(cuda, Unavailable):
-        return GpuUnavailable(cuda.reason)
-    nvml_reason = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
-    if isinstance(cuda, Unavailable):
-        cuda_reason = cuda.reason
-    else:
-        cuda_reason = f"CUDA: {cuda.error[1] if cuda.error else 'no device'}"
-    return GpuUnavailable(
-        f"no GPU found: {nvml_reason}; {cuda_reason}", hint="cudakit doctor finds the cause"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +109,8 @@ class Query:
         telemetry = self.machine.telemetry(nvml, names) if nvml else self._nvml_reason
         fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
-            activity_reading = self.machine.activity(nvml, names) if nvml else self._nvml_reason
-            fields |= self._fields_of(activity_reading, "activity", names)
+            reading = self.machine.activity(nvml, names) if nvml else self._nvml_reason
+            fields |= self._fields_of(reading, "activity", names)
         for info in (*self._fields_of_kind("fact"), *self._fields_of_kind("telemetry", names)):
             if info.name not in fields and (device.is_instance or info.group != INSTANCE_GROUP):
                 fields[info.name] = self._missing_reason(device, info)
@@ -138,12 +134,12 @@ class Query:
         )
 
     def _fields_of(
-        self, activity: Telemetry | Unavailable, kind: Kind, names: Collection[str]
+        self, reading: Telemetry | Unavailable, kind: Kind, names: Collection[str]
     ) -> Mapping[str, Field]:
         """Return the fields of a reading. If the reading failed, return the reason for every field."""
-        if isinstance(activity, Telemetry):
-            return activity.fields
-        return {field.name: activity for field in self._fields_of_kind(kind, names)}
+        if isinstance(reading, Telemetry):
+            return reading.fields
+        return {field.name: reading for field in self._fields_of_kind(kind, names)}
 
     def _fields_of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
@@ -246,18 +242,6 @@ def _device_notes(
     ]
     if causes:
         yield f"throttled: {', '.join(causes)}"
-    yield from _memory_error_note(fields)
-
-
-def _hiding_reason(visible_devices: str | None) -> str:
-    return (
-        f"hidden by {VARIABLE}={visible_devices}"
-        if visible_devices
-        else f"hidden: {VARIABLE} is empty"
-    )
-
-
-def _memory_error_note(fields: dict[str, Field]) -> Iterator[str]:
     error_count = sum(
         field_value
         for name in ("ecc_sram_uncorrected_volatile", "ecc_dram_uncorrected_volatile")
@@ -274,11 +258,17 @@ def _memory_error_note(fields: dict[str, Field]) -> Iterator[str]:
         yield f"the driver requests: {action}"
 
 
+def _hiding_reason(visible_devices: str | None) -> str:
+    return (
+        f"hidden by {VARIABLE}={visible_devices}"
+        if visible_devices
+        else f"hidden: {VARIABLE} is empty"
+    )
+
+
 # --- Match the devices of CUDA with those of NVML by UUID, or by PCI address if a UUID is unknown ---
 #
 # Indices are not compared, because CUDA and NVML may number the devices differently.
-
-_UNKNOWN_VALUE = Unavailable("not known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +281,11 @@ class MatchedDevice:
 
     @property
     def uuid(self) -> str | Unavailable:
-        return _first_available(view.uuid for view in self._views())
+        return self._first_available("uuid")
 
     @property
     def pci_bus_id(self) -> str | Unavailable:
-        return _first_available(view.pci_bus_id for view in self._views())
+        return self._first_available("pci_bus_id")
 
     @property
     def is_instance(self) -> bool:
@@ -311,8 +301,12 @@ class MatchedDevice:
                 merged_fields[name] = field_value
         return merged_fields
 
-    def _views(self) -> Iterator[DeviceFacts]:
-        yield from (view for view in (self.nvml, self.cuda) if view is not None)
+    def _first_available(self, name: str) -> str | Unavailable:
+        """Return what NVML reports, or else CUDA. If both have no value, return the first reason."""
+        values: list[str | Unavailable] = [
+            getattr(facts, name) for facts in (self.nvml, self.cuda) if facts
+        ]
+        return next((value for value in values if isinstance(value, str)), values[0])
 
 
 def match_devices(
@@ -346,13 +340,6 @@ def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
     return has_own_address and nvml_device.pci_bus_id == cuda_device.pci_bus_id
 
 
-def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
-    """Return the first available value. If all are Unavailable, return the first reason."""
-    candidates = list(values)
-    available = [value for value in candidates if isinstance(value, str)]
-    return next(iter(available or candidates), _UNKNOWN_VALUE)
-
-
 # --- Links and peer access between the GPUs of a machine, as NVML and CUDA report them -------------
 
 
@@ -374,7 +361,8 @@ def device_pairs(
     pairs = []
     for first, second in combinations(sorted(gpus), 2):
         link = links.get((first, second)) or Link(first, second, *[unknown] * 5)
-        cuda_access = _is_bidirectional(cuda, gpus[first], gpus[second], "peer_access")
+        both = (gpus[first], gpus[second])
+        cuda_access = _is_bidirectional(cuda, both, "peer_access")
         pairs.append(
             Pair(
                 first=first,
@@ -385,7 +373,7 @@ def device_pairs(
                 nvml_write=link.p2p_write,
                 nvml_atomics=link.p2p_atomics,
                 cuda_access=cuda_access,
-                cuda_atomics=_is_bidirectional(cuda, gpus[first], gpus[second], "peer_atomics"),
+                cuda_atomics=_is_bidirectional(cuda, both, "peer_atomics"),
                 disagreement=_disagreement(link, cuda_access),
             )
         )
@@ -393,19 +381,12 @@ def device_pairs(
 
 
 def _is_bidirectional(
-    cuda: CudaView | Unavailable,
-    first_gpu: MatchedDevice,
-    second_gpu: MatchedDevice,
-    attribute: str,
+    cuda: CudaView | Unavailable, gpus: Sequence[MatchedDevice], attribute: str
 ) -> bool | Unavailable:
     """Return whether CUDA reports an attribute, such as "peer_access", for both directions of a pair."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    indices = [
-        matched_gpu.cuda.index
-        for matched_gpu in (first_gpu, second_gpu)
-        if matched_gpu.cuda and not matched_gpu.is_hidden
-    ]
+    indices = [gpu.cuda.index for gpu in gpus if gpu.cuda and not gpu.is_hidden]
     if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first, second = indices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from cudakit.devices.result import Device, DevicesResult, Pair, field_registry
 from cudakit.devices.select import label, short_label
@@ -113,7 +113,8 @@ def report_title(result: DevicesResult) -> str:
 def field_table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     """Return fields as a table with a row for each device."""
     columns = tuple(
-        Column(field.name, "number" if _is_number(field) else "text") for field in fields
+        Column(field.name, "text" if field.unit in ("", "bool", "hex") else "number")
+        for field in fields
     )
     table_rows = tuple(
         tuple(_device_field_value(device, field) for field in fields) for device in result.devices
@@ -158,10 +159,6 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
     )
     source_note = Note("info", "The last parentheses contain the source of the value.")
     return Document("Fields of a device", (source_note, *sections))
-
-
-def _is_number(field_info: FieldInfo) -> bool:
-    return field_info.unit not in ("", "bool", "hex")
 
 
 def _masked_array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
@@ -215,24 +212,18 @@ def property_sections(device: Device) -> Section:
     rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for name, field in field_registry().items():
         if field.kind == "identity" or name in device.fields:
-            rows_by_group.setdefault(field.group, []).append((name, _property_value(device, field)))
+            value = _device_field_value(device, field)
+            is_threshold = field.kind == "fact" and name.endswith("_margin_c")
+            if is_threshold and isinstance(value, Text):
+                # Without these words, a threshold reads as the margin that is left.
+                value = Text(f"when temperature_margin_c is {value.value}")
+            rows_by_group.setdefault(field.group, []).append((name, value))
     return Section(
         label(device),
         tuple(
             Section(capitalized(group), (Facts(tuple(field_rows)),))
             for group, field_rows in rows_by_group.items()
         ),
-    )
-
-
-def _property_value(device: Device, field_info: FieldInfo) -> Value:
-    value = _device_field_value(device, field_info)
-    is_threshold = field_info.kind == "fact" and field_info.name.endswith("_margin_c")
-    # Without these words, a threshold reads as the margin that is left.
-    return (
-        Text(f"when temperature_margin_c is {value.value}")
-        if is_threshold and isinstance(value, Text)
-        else value
     )
 
 
@@ -248,10 +239,20 @@ def report(
     Processes and topology are shown if the result contains them; ``with_activity`` selects the columns of
     activity.
     """
-    nodes: list[Node] = [
-        overview_table(result.devices, with_activity=with_activity),
-        *_notes(result, with_activity=with_activity),
-    ]
+    nodes: list[Node] = [overview_table(result.devices, with_activity=with_activity)]
+    if result.simulated and not with_activity:
+        nodes.append(
+            Note(
+                "info",
+                "CUDA_VISIBLE_DEVICES is simulated too: its value on this machine has no effect",
+            )
+        )
+    nodes += [Note("warn", note) for note in result.notes]
+    # Each note of a device, with all devices that have it.
+    for note in dict.fromkeys(note for device in result.devices for note in device.notes):
+        devices = [device for device in result.devices if note in device.notes]
+        names = ", ".join(map(short_label, devices))
+        nodes.append(Note("info" if devices[0].hidden else "warn", f"{names}: {note}"))
     if any(device.processes is not None for device in result.devices):
         nodes.append(Section("Processes", tuple(process_nodes(result.devices))))
     if result.pairs is not None:
@@ -259,20 +260,6 @@ def report(
     if with_all_fields:
         nodes += [machine_facts(result), *map(property_sections, result.devices)]
     return Document(report_title(result), tuple(nodes))
-
-
-def _notes(result: DevicesResult, *, with_activity: bool) -> Iterator[Note]:
-    """Yield the notes of the machine, then each note of a device with all devices that have it."""
-    if result.simulated and not with_activity:
-        yield Note(
-            "info",
-            "CUDA_VISIBLE_DEVICES is simulated too: its value on this machine has no effect",
-        )
-    yield from (Note("warn", note) for note in result.notes)
-    for note_text in dict.fromkeys(note for device in result.devices for note in device.notes):
-        devices_with_note = [device for device in result.devices if note_text in device.notes]
-        level: Literal["info", "warn"] = "info" if devices_with_note[0].hidden else "warn"
-        yield Note(level, f"{', '.join(map(short_label, devices_with_note))}: {note_text}")
 
 
 _CellFunction: TypeAlias = Callable[[Device], Value]
@@ -301,18 +288,8 @@ def overview_table(devices: Sequence[Device], *, with_activity: bool = False) ->
     )
 
 
-def _pci_cell(device: Device) -> Value:
-    if isinstance(device.pci_bus_id, Unavailable):
-        return device.pci_bus_id
-    # Domain 0 is omitted, as in lspci, because nearly every machine has no other PCI domain.
-    return Text(device.pci_bus_id.removeprefix("0000:"))
-
-
-def _name_cell(device: Device) -> Value:
-    if isinstance(device.name, Unavailable):
-        return device.name
-    # The vendor's name is omitted, so that the table fits 80 columns.
-    return Text(device.name.removeprefix("NVIDIA "))
+def _without_prefix(name: str | Unavailable, prefix: str) -> Value:
+    return name if isinstance(name, Unavailable) else Text(name.removeprefix(prefix))
 
 
 def _memory_cell(device: Device) -> Value:
@@ -371,14 +348,20 @@ _INDEX_COLUMNS: list[tuple[Column, _CellFunction]] = [
     (Column("CUDA", "number"), lambda device: as_text(device.cuda_index)),
     (Column("NVML", "number"), nvml_index_text),
 ]
+# The vendor's name is omitted, so that the table fits 80 columns.
+_NAME_COLUMN: tuple[Column, _CellFunction] = (
+    Column("name", "text"),
+    lambda device: _without_prefix(device.name, "NVIDIA "),
+)
 _STATE_COLUMNS: list[tuple[Column, _CellFunction]] = [
-    (Column("PCI", "text"), _pci_cell),
-    (Column("name", "text"), _name_cell),
+    # Domain 0 is omitted, as in lspci, because nearly every machine has no other PCI domain.
+    (Column("PCI", "text"), lambda device: _without_prefix(device.pci_bus_id, "0000:")),
+    _NAME_COLUMN,
     (Column("memory", "number"), _memory_cell),
     (Column("util", "number"), _number_cell("utilization_gpu_percent", "%")),
 ]
 _ACTIVITY_COLUMNS: list[tuple[Column, _CellFunction]] = [
-    (Column("name", "text"), _name_cell),
+    _NAME_COLUMN,
     (Column("memory", "number"), _memory_cell),
     (Column("SM", "number"), _utilization_cell),
     (Column("occupancy", "number"), _number_cell("sm_occupancy_percent", "%")),
@@ -439,29 +422,22 @@ _PROCESS_TYPE_LETTERS = {"compute": "C", "graphics": "G", "MPS": "M+C"}
 
 def process_nodes(devices: Sequence[Device]) -> Iterator[Node]:
     """Yield a table of processes, and notes with the reason for each missing value."""
-    devices_with_processes = [device for device in devices if isinstance(device.processes, tuple)]
+    known = [
+        (device, device.processes) for device in devices if isinstance(device.processes, tuple)
+    ]
     # An empty table would show that no process uses a device whose processes are unknown.
-    if devices_with_processes:
-        yield Table(
-            _PROCESS_COLUMNS,
-            tuple(row for device in devices_with_processes for row in _process_rows(device)),
-        )
+    if known:
+        rows = tuple(_process_row(device, process) for device, found in known for process in found)
+        yield Table(_PROCESS_COLUMNS, rows)
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note(
                 "info", f"{short_label(device)}: processes not available: {device.processes.reason}"
             )
-    yield from _missing_value_notes(
-        [process for device in devices_with_processes for process in _processes(device)]
-    )
-
-
-def _missing_value_notes(processes: Sequence[Process]) -> Iterator[Note]:
-    """Yield a note for each reason for missing values, with the names of the values and the PIDs."""
     # The names of missing values and the PIDs, by reason. The values are dicts instead of sets, because dicts
     # keep the order.
     names_by_reason: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for process in processes:
+    for process in (process for _, found in known for process in found):
         value_by_name = {
             "command": process.name,
             "SM utilization": process.sm_percent,
@@ -477,24 +453,19 @@ def _missing_value_notes(processes: Sequence[Process]) -> Iterator[Note]:
         yield Note("info", f"{values_text} of pid {', '.join(pids)} not available: {reason}")
 
 
-def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
-    for process in _processes(device):
-        used_bytes, runtime_s = process.used_bytes, process.runtime_s
-        yield (
-            as_text(device.cuda_index),
-            nvml_index_text(device),
-            Text(str(process.pid)),
-            Text(_PROCESS_TYPE_LETTERS.get(process.kind, process.kind)),
-            as_text(process.user),
-            number_with_unit(process.sm_percent, "%"),
-            used_bytes if isinstance(used_bytes, Unavailable) else Bytes(used_bytes),
-            runtime_s if isinstance(runtime_s, Unavailable) else Seconds(round(runtime_s)),
-            as_text(process.name),
-        )
-
-
-def _processes(device: Device) -> tuple[Process, ...]:
-    return device.processes if isinstance(device.processes, tuple) else ()
+def _process_row(device: Device, process: Process) -> tuple[Value, ...]:
+    used_bytes, runtime_s = process.used_bytes, process.runtime_s
+    return (
+        as_text(device.cuda_index),
+        nvml_index_text(device),
+        Text(str(process.pid)),
+        Text(_PROCESS_TYPE_LETTERS.get(process.kind, process.kind)),
+        as_text(process.user),
+        number_with_unit(process.sm_percent, "%"),
+        used_bytes if isinstance(used_bytes, Unavailable) else Bytes(used_bytes),
+        runtime_s if isinstance(runtime_s, Unavailable) else Seconds(round(runtime_s)),
+        as_text(process.name),
+    )
 
 
 # --- Present links and peer access between GPUs as matrices ----------------------------------------
@@ -569,20 +540,18 @@ def _access_text(gpu_pair: Pair) -> Value:
     unknown = next((state for state in states if isinstance(state, Unavailable)), None)
     nvml_access = unknown or all(state == "ok" for state in states)
     cuda_access = gpu_pair.cuda_access
-    if isinstance(cuda_access, Unavailable):
-        if isinstance(nvml_access, Unavailable):
-            return nvml_access
-        return Text(f"{_yes_or_no(nvml_access)} (NVML)")
-    if isinstance(nvml_access, Unavailable):
-        return Text(f"{_yes_or_no(cuda_access)} (CUDA)")
+    if isinstance(nvml_access, Unavailable) and isinstance(cuda_access, Unavailable):
+        return nvml_access
+    answers = {
+        name: "yes" if has_access else "no"
+        for name, has_access in (("NVML", nvml_access), ("CUDA", cuda_access))
+        if not isinstance(has_access, Unavailable)
+    }
+    if len(answers) == 1:
+        return Text("".join(f"{answer} ({name})" for name, answer in answers.items()))
     if nvml_access == cuda_access:
-        atomics_text = " + atomics" if gpu_pair.cuda_atomics is True else ""
-        return Text(_yes_or_no(nvml_access) + atomics_text)
-    return Text(f"NVML {_yes_or_no(nvml_access)}, CUDA {_yes_or_no(cuda_access)}")
-
-
-def _yes_or_no(is_yes: bool) -> str:
-    return "yes" if is_yes else "no"
+        return Text(answers["NVML"] + (" + atomics" if gpu_pair.cuda_atomics is True else ""))
+    return Text(", ".join(f"{name} {answer}" for name, answer in answers.items()))
 
 
 def _legend(pair_by_gpus: Mapping[tuple[int, int], Pair]) -> str:

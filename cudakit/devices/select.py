@@ -10,8 +10,8 @@ from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.units import Unavailable, format_bytes
 
 _SELECTOR_HINT = "use 0 or cuda:0, nvml:0, a UUID prefix or a PCI address"
-# Minimum number of digits of a UUID prefix. A number with fewer digits is a CUDA index.
-_MIN_UUID_DIGITS = 4
+# Minimum length of a UUID prefix, with or without "GPU-". A number with fewer digits is a CUDA index.
+_MIN_UUID_LENGTH = 4
 
 
 def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...]:
@@ -22,44 +22,32 @@ def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Dev
     """
     if not selectors:
         return result.devices
-    selected_ids = {id(_match_single_device(result.devices, selector)) for selector in selectors}
+    selected_ids = set()
+    for selector in selectors:
+        matches = [device for device in result.devices if _matches_selector(device, selector)]
+        labels = ", ".join(map(label, matches or result.devices))
+        if not matches:
+            hint = f"{_SELECTOR_HINT}; devices: {labels}"
+            raise UsageError(f"no device matches {selector!r}", hint=hint)
+        if len(matches) > 1:
+            hint = f"write more of the UUID; they are: {labels}"
+            raise UsageError(f"{len(matches)} devices match {selector!r}", hint=hint)
+        selected_ids.add(id(matches[0]))
     return tuple(device for device in result.devices if id(device) in selected_ids)
 
 
-def _match_single_device(devices: Sequence[Device], selector: str) -> Device:
-    matching_devices = [device for device in devices if _matches_selector(device, selector)]
-    if len(matching_devices) == 1:
-        return matching_devices[0]
-    listed_devices_text = ", ".join(map(label, matching_devices or devices))
-    if matching_devices:
-        message = f"{len(matching_devices)} devices match {selector!r}"
-        raise UsageError(message, hint=f"write more of the UUID; they are: {listed_devices_text}")
-    raise UsageError(
-        f"no device matches {selector!r}", hint=f"{_SELECTOR_HINT}; devices: {listed_devices_text}"
-    )
-
-
 def _matches_selector(device: Device, selector: str) -> bool:
-    if selector.isdecimal() and len(selector) < _MIN_UUID_DIGITS:
+    if selector.isdecimal() and len(selector) < _MIN_UUID_LENGTH:
         return device.cuda_index == int(selector)
-    index_kind, _, index_text = selector.lower().partition(":")
+    selector = selector.lower()
+    index_kind, _, index_text = selector.partition(":")
     if index_kind in ("cuda", "nvml") and index_text.isdecimal():
         device_index = device.cuda_index if index_kind == "cuda" else device.nvml_index
         return device_index == int(index_text) and (index_kind == "cuda" or device.parent is None)
-    return _is_uuid_prefix(selector, device.uuid) or _is_pci_address(selector, device)
-
-
-def _is_uuid_prefix(selector: str, uuid: str | Unavailable) -> bool:
-    if isinstance(uuid, Unavailable):
-        return False
-    prefix, uuid_digits = selector.lower(), uuid.lower().partition("-")[2]
-    # A few digits alone are too short for a UUID prefix.
-    return (len(prefix) >= len("GPU-") and uuid.lower().startswith(prefix)) or (
-        len(prefix) >= _MIN_UUID_DIGITS and uuid_digits.startswith(prefix)
-    )
-
-
-def _is_pci_address(selector: str, device: Device) -> bool:
+    if isinstance(device.uuid, str) and len(selector) >= _MIN_UUID_LENGTH:
+        uuid = device.uuid.lower()
+        if uuid.startswith(selector) or uuid.partition("-")[2].startswith(selector):
+            return True
     if isinstance(device.pci_bus_id, Unavailable) or device.parent is not None:
         return False
     domain, _, bus_address = device.pci_bus_id.partition(":")
@@ -67,8 +55,7 @@ def _is_pci_address(selector: str, device: Device) -> bool:
     spellings = {device.pci_bus_id, f"{domain:0>8}:{bus_address}"}
     if int(domain, 16) == 0:
         spellings.add(bus_address)
-    address = selector.lower()
-    return address in spellings or f"{address}.0" in spellings
+    return selector in spellings or f"{selector}.0" in spellings
 
 
 def label(device: Device) -> str:
@@ -108,13 +95,14 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
 
     Raises EnvironmentUnusable, with the reason for each excluded device, if too few remain.
     """
-    reason_by_id = {id(device): next(_exclusions(device, spec), "") for device in devices}
-    free_devices = [device for device in devices if not reason_by_id[id(device)]]
+    reasons = [next(_exclusions(device, spec), "") for device in devices]
+    free_devices = [device for device, reason in zip(devices, reasons, strict=True) if not reason]
     best_devices = sorted(free_devices, key=_free_bytes, reverse=True)[: spec.device_count]
     if len(best_devices) < spec.device_count:
-        excluded_devices = (device for device in devices if reason_by_id[id(device)])
         reasons_text = "; ".join(
-            f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded_devices
+            f"{label(device)}: {reason}"
+            for device, reason in zip(devices, reasons, strict=True)
+            if reason
         )
         raise EnvironmentUnusable(
             f"{_request_text(spec)}, but {_matching_count_text(len(free_devices), len(devices))}",
@@ -130,17 +118,11 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
 
 
 def _matching_count_text(matching_count: int, total_count: int) -> str:
-    """Describe the number of devices that can be selected."""
+    is_single = total_count == 1
     if not matching_count:
-        return (
-            "no device can be selected" if total_count > 1 else "the only device cannot be selected"
-        )
+        return "the only device cannot be selected" if is_single else "no device can be selected"
     if matching_count == total_count:
-        return (
-            "there is only 1 device"
-            if total_count == 1
-            else f"there are only {total_count} devices"
-        )
+        return f"there {'is only 1 device' if is_single else f'are only {total_count} devices'}"
     return f"only {matching_count} of {total_count} devices can be selected"
 
 

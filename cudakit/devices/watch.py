@@ -41,7 +41,13 @@ class WatchView:
     def press(self, key: str) -> WatchView:
         """Return the view after a key. Raises Quit for "q"."""
         if self.is_editing:
-            return self._edit_pattern(key)
+            if key in _ENTER:
+                return replace(self, is_editing=False)
+            if key == _ESCAPE:
+                return replace(self, is_editing=False, pattern="")
+            if key in _BACKSPACE:
+                return replace(self, pattern=self.pattern[:-1])
+            return replace(self, pattern=self.pattern + key) if key.isprintable() else self
         match key:
             case "q":
                 raise Quit
@@ -57,15 +63,6 @@ class WatchView:
             case "\x1b":
                 return replace(self, pattern="")
         return self
-
-    def _edit_pattern(self, key: str) -> WatchView:
-        if key in _ENTER:
-            return replace(self, is_editing=False)
-        if key == _ESCAPE:
-            return replace(self, is_editing=False, pattern="")
-        if key in _BACKSPACE:
-            return replace(self, pattern=self.pattern[:-1])
-        return replace(self, pattern=self.pattern + key) if key.isprintable() else self
 
     @property
     def needs_processes(self) -> bool:
@@ -88,15 +85,14 @@ def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
         value = _SORT_VALUES[view.sort](device)
         return float(value) if isinstance(value, (int, float)) else -1.0
 
-    matching = [d for d in result.devices if _contains_pattern(d, view.pattern.lower())]
+    matching = []
+    for device in result.devices:
+        processes = device.processes if isinstance(device.processes, tuple) else ()
+        texts = (label(device), *(f"{process.name} {process.user}" for process in processes))
+        if any(view.pattern.lower() in text.lower() for text in texts):
+            matching.append(device)
     matching.sort(key=magnitude, reverse=True)
     return replace(result, devices=tuple(matching))
-
-
-def _contains_pattern(device: Device, pattern: str) -> bool:
-    processes = device.processes if isinstance(device.processes, tuple) else ()
-    searched_texts = (label(device), *(f"{process.name} {process.user}" for process in processes))
-    return any(pattern in text.lower() for text in searched_texts)
 
 
 # --- history ---------------------------------------------------------------------------------------
@@ -210,33 +206,27 @@ def _history_table(result: DevicesResult, history: History, width: int) -> Table
         Column("memory", "bar"),
         Column("history"),
     )
-    table_rows = tuple(
-        _history_row(
-            device, history.samples(device), now_ns=result.time_ns, sample_count=sample_count
-        )
-        for device in result.devices
-    )
-    caption = _UTILIZATION_CAPTION if any(map(shows_utilization, result.devices)) else ""
-    return Table(columns, table_rows, caption=caption)
-
-
-def _history_row(
-    device: Device, samples: Sequence[Sample], *, now_ns: int, sample_count: int
-) -> tuple[Value, ...]:
-    no_sample = Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))
-    last_sample = samples[-1] if samples else no_sample
+    no_sample = Sample(result.time_ns, Unavailable("no sample"), Unavailable("no sample"))
 
     def sparks(values: Iterable[tuple[int, float | Unavailable]]) -> Text:
-        shares = averages([*values], now_ns=now_ns, interval_count=sample_count)
+        shares = averages([*values], now_ns=result.time_ns, interval_count=sample_count)
         return Text(sparkline(shares))
 
-    return (
-        Text(short_label(device)),
-        _ratio_value(last_sample.sm_activity),
-        sparks((sample.time_ns, sample.sm_activity) for sample in samples),
-        _ratio_value(last_sample.memory),
-        sparks((sample.time_ns, sample.memory) for sample in samples),
-    )
+    rows = []
+    for device in result.devices:
+        samples = history.samples(device)
+        last = samples[-1] if samples else no_sample
+        rows.append(
+            (
+                Text(short_label(device)),
+                _ratio_value(last.sm_activity),
+                sparks((sample.time_ns, sample.sm_activity) for sample in samples),
+                _ratio_value(last.memory),
+                sparks((sample.time_ns, sample.memory) for sample in samples),
+            )
+        )
+    caption = _UTILIZATION_CAPTION if any(map(shows_utilization, result.devices)) else ""
+    return Table(columns, tuple(rows), caption=caption)
 
 
 def _ratio_value(fraction: float | Unavailable) -> Value:

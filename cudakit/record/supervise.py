@@ -61,7 +61,22 @@ def supervise(
         ):
             child = Child(command, child_env, mask=relay.mask)
             reader = _SpoolReader(spool, AgentMessages(directory), on_batch, on_message)
-            _wait_for_exit(child, relay, reader, on_stop, seconds_to_end)
+            deadline: float | None = None
+
+            def relay_signals(seconds: float = 0.0) -> None:
+                for signal_number in relay.wait_for_signals(seconds):
+                    child.send(signal_number)
+
+            while child.poll() is None:
+                relay_signals(_SECONDS_BETWEEN_READS)
+                reader.read(relay_signals)
+                if reader.is_stopped and deadline is None and child.poll() is None:
+                    child.send(Signals.SIGTERM)
+                    on_stop()
+                    deadline = time.monotonic() + seconds_to_end
+                if deadline is not None and time.monotonic() > deadline:
+                    child.send(Signals.SIGKILL)
+            reader.read(lambda: None)
             for loss in losses.read_all():
                 on_message(AgentMessage(loss.process, AgentMessageKind.INCOMPLETE, str(loss)))
     if reader.failure:
@@ -101,32 +116,6 @@ class _SpoolReader:
                 self._on_message(AgentMessage(0, AgentMessageKind.INCOMPLETE, error))
         except Exception as failure:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.failure = self.failure or failure
-
-
-def _wait_for_exit(
-    child: Child,
-    relay: SignalRelay,
-    reader: _SpoolReader,
-    on_stop: Callable[[], None],
-    seconds_to_end: float,
-) -> None:
-    """Relay signals and read the spool, until the program has ended and all its records are read."""
-    deadline: float | None = None
-
-    def relay_signals(seconds: float = 0.0) -> None:
-        for signal_number in relay.wait_for_signals(seconds):
-            child.send(signal_number)
-
-    while child.poll() is None:
-        relay_signals(_SECONDS_BETWEEN_READS)
-        reader.read(relay_signals)
-        if reader.is_stopped and deadline is None and child.poll() is None:
-            child.send(Signals.SIGTERM)
-            on_stop()
-            deadline = time.monotonic() + seconds_to_end
-        if deadline is not None and time.monotonic() > deadline:
-            child.send(Signals.SIGKILL)
-    reader.read(lambda: None)
 
 
 # --- The program as a child process: start, job control and exit status ----------------------------

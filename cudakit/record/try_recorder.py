@@ -27,22 +27,17 @@ def try_recorder(recorder: str, library: str, purpose: str) -> dict[str, Any]:
     Otherwise return the struct layouts that the recorder was compiled with, or the version of CUPTI.
     """
     try:
-        module = _load(recorder)
+        spec = spec_from_file_location("_recorder", recorder)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{recorder} is no extension module of this Python")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
         if purpose == "profile":
             return {"version": module.check_profile(library)}
         module.check(library)
     except (ImportError, OSError, RuntimeError) as error:
         return {"error": str(error)}
     return {"offsets": module.offsets()}
-
-
-def _load(path: str) -> Any:
-    spec = spec_from_file_location("_recorder", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no extension module of this Python")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main(recorder: str = "", library: str = "", purpose: str = "sanitize") -> None:

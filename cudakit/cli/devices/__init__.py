@@ -76,7 +76,12 @@ def devices(
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
     if list_fields and (watch or spec or view != View((), (), False, False, False)):
         raise click.UsageError("--list-fields lists all fields; remove the other options")
-    _refuse_ignored(view, selects=spec is not None)
+    refuser = "--select" if spec else "--fields" if view.names else ""
+    for name in ("long", "processes", "topology"):
+        if refuser and getattr(view, name):
+            raise click.UsageError(f"--{name} has no effect with {refuser}")
+    if spec and view.names:
+        raise click.UsageError("--fields has no effect with --select")
     from cudakit.devices.result import fields_by_name
 
     selected_fields = fields_by_name(view.names)
@@ -111,13 +116,3 @@ def devices(
         else:
             show.show_once(machine, outputs, view, selected_fields)
     return ExitCode.OK
-
-
-def _refuse_ignored(view: View, *, selects: bool) -> None:
-    """Raise UsageError for an option that has no effect with --select or --fields."""
-    refuser = "--select" if selects else "--fields" if view.names else ""
-    for name in ("long", "processes", "topology"):
-        if refuser and getattr(view, name):
-            raise click.UsageError(f"--{name} has no effect with {refuser}")
-    if selects and view.names:
-        raise click.UsageError("--fields has no effect with --select")

@@ -6,14 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cudakit.gpu.api.facts import RunContext
 from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
-
-SCHEMA = "cudakit.doctor/1"
 
 
 class Status(IntEnum):
@@ -155,7 +153,7 @@ class SetVariable:
 class DoctorResult:
     """The findings of all checks on one machine."""
 
-    schema: str  # name and version of this document
+    schema: ClassVar[str] = "cudakit.doctor/1"
     simulated: bool  # whether the GPUs are simulated
     status: Status  # worst status of all checks; unknown only if no check could be performed
     counts: Mapping[str, int]  # number of checks by status

@@ -9,7 +9,6 @@ from collections.abc import Collection
 
 from cudakit.devices.doctor import cuda, driver, gpus, packages, system, variables
 from cudakit.devices.doctor.check import (
-    SCHEMA,
     Check,
     CheckResult,
     DeviceLine,
@@ -151,7 +150,6 @@ def diagnose(
     )
     counts = Counter(check.status for check in checks)
     return DoctorResult(
-        schema=SCHEMA,
         simulated=context.simulated,
         status=max(
             counts.keys() - {Status.UNKNOWN}, default=Status.UNKNOWN if counts else Status.OK

@@ -39,14 +39,25 @@ def driver_loaded(context: RunContext) -> Finding:
     if module:
         module_kind = "open" if module.is_open else "proprietary"
         return ok(f"driver {module.version} is loaded ({module_kind} kernel module)")
-    version = answering_driver(context)
+    version = _answering_driver(context)
     if version:
         explanation = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
         return ok(f"driver {version} answers{explanation}")
-    return _unanswered_in_wsl(context) if context.host.is_wsl else _driver_not_loaded(context)
+    if not context.host.is_wsl:
+        return _driver_not_loaded(context)
+    exists_by_path = {
+        "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
+        "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
+    }
+    return fail(
+        "the Windows driver does not answer in WSL",
+        {path: "present" if exists else "not found" for path, exists in exists_by_path.items()},
+        "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
+        "wsl --update; wsl --shutdown",
+    )
 
 
-def answering_driver(context: RunContext) -> str | None:
+def _answering_driver(context: RunContext) -> str | None:
     """Return the version of the driver that NVML or CUDA reaches, or None if neither reaches a driver."""
     if not isinstance(context.nvml, Unavailable):
         version = context.nvml.driver_version
@@ -83,56 +94,39 @@ def _driver_not_loaded(context: RunContext) -> Finding:
             "update the initramfs and reboot",
         )
     if gpus:
-        return _missing_module_finding(context, evidence)
+        kernel_release = context.host.kernel or "?"
+        evidence["kernel"] = kernel_release
+        if context.host.container:
+            return fail(
+                "the NVIDIA driver is not loaded on the host",
+                evidence,
+                "load or install the driver on the host; a container cannot do that",
+            )
+        if not context.driver.module_installed:
+            return fail(
+                f"no NVIDIA kernel module is installed for kernel {kernel_release}",
+                evidence,
+                *_install_fixes(context.host.distribution_id),
+                "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
+            )
+        signing_fix: tuple[str, ...] = ()
+        if context.host.secure_boot:
+            evidence["Secure Boot"] = "on: modules must be signed with an enrolled key"
+            signing_fix = (
+                "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
+            )
+        return fail(
+            "the NVIDIA kernel module is installed but not loaded",
+            evidence,
+            "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
+            *signing_fix,
+        )
     evidence["PCI bus"] = "no NVIDIA GPU"
     return fail(
         "no NVIDIA GPU and no NVIDIA driver found",
         evidence,
         "use a machine with a GPU, or pass the GPU through to this virtual machine",
         "cudakit doctor --gpu sim shows the report for a simulated GPU",
-    )
-
-
-def _missing_module_finding(context: RunContext, evidence: dict[str, str]) -> Finding:
-    kernel_release = context.host.kernel or "?"
-    evidence["kernel"] = kernel_release
-    if context.host.container:
-        return fail(
-            "the NVIDIA driver is not loaded on the host",
-            evidence,
-            "load or install the driver on the host; a container cannot do that",
-        )
-    if not context.driver.module_installed:
-        return fail(
-            f"no NVIDIA kernel module is installed for kernel {kernel_release}",
-            evidence,
-            *_install_fixes(context.host.distribution_id),
-            "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
-        )
-    signing_fix: tuple[str, ...] = ()
-    if context.host.secure_boot:
-        evidence["Secure Boot"] = "on: modules must be signed with an enrolled key"
-        signing_fix = (
-            "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
-        )
-    return fail(
-        "the NVIDIA kernel module is installed but not loaded",
-        evidence,
-        "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
-        *signing_fix,
-    )
-
-
-def _unanswered_in_wsl(context: RunContext) -> Finding:
-    exists_by_path = {
-        "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
-        "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
-    }
-    return fail(
-        "the Windows driver does not answer in WSL",
-        {path: "present" if exists else "not found" for path, exists in exists_by_path.items()},
-        "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
-        "wsl --update; wsl --shutdown",
     )
 
 
@@ -185,7 +179,7 @@ def versions_agree(context: RunContext) -> Finding:
     parts = {
         "kernel module": module.version if module else None,
         "libnvidia-ml": nvml_library_version(context),
-        "libcuda": None if loads_compat else libcuda_version(context),
+        "libcuda": None if loads_compat else _version_in_name(libcuda_path(context)),
     }
     versions = {part: version for part, version in parts.items() if version}
     if len(versions) < 2:
@@ -232,7 +226,7 @@ def libcuda_origin(context: RunContext) -> Finding:
         return fail(summary, evidence, _remove_from_path("stubs"))
     if "compat" not in loaded_path:
         return ok(f"libcuda belongs to the driver: {loaded_path}", evidence)
-    libcuda, module = libcuda_version(context), context.driver.module
+    libcuda, module = _version_in_name(libcuda_path(context)), context.driver.module
     evidence["kernel module"] = module.version if module else "?"
     if context.cuda_error in (803, 804):
         reason = (
@@ -269,8 +263,7 @@ def nvml_library_version(context: RunContext) -> str | None:
     nvml = context.nvml
     if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
         return nvml.nvml_version.partition(".")[2] or None
-    library_path = _first_copy_path(context, "libnvidia-ml.so.1")
-    return version_in_name(library_path) if library_path else None
+    return _version_in_name(_first_copy_path(context, "libnvidia-ml.so.1"))
 
 
 def libcuda_path(context: RunContext) -> str | None:
@@ -281,24 +274,17 @@ def libcuda_path(context: RunContext) -> str | None:
     return _first_copy_path(context, "libcuda.so.1")
 
 
-def libcuda_version(context: RunContext) -> str | None:
-    """Return the driver version in the file name of libcuda, or None if it is unknown."""
-    library_path = libcuda_path(context)
-    return version_in_name(library_path) if library_path else None
-
-
-def version_in_name(path: str) -> str | None:
+def _version_in_name(path: str | None) -> str | None:
     """Return the driver version in a file name: 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
-    match = _VERSION_SUFFIX.search(path)
+    match = _VERSION_SUFFIX.search(path or "")
     return match[1] if match else None
 
 
 def _first_copy_path(context: RunContext, soname: str) -> str | None:
     """Return the path of the copy of a library that the dynamic loader would load, or None."""
-    library_copies = (
-        () if isinstance(context.software.libraries, Unavailable) else context.software.libraries
-    )
-    return next((library.real for library in library_copies if library.soname == soname), None)
+    libraries = context.software.libraries
+    copies = () if isinstance(libraries, Unavailable) else libraries
+    return next((library.real for library in copies if library.soname == soname), None)
 
 
 def driver_cuda(context: RunContext) -> tuple[int, int] | None:
@@ -351,7 +337,7 @@ def device_nodes(context: RunContext) -> Iterator[Finding]:
             yield fail(summary, evidence, "sudo usermod -aG video,render $USER, then log in again")
         yield ok("the device nodes can be opened", evidence)
         return
-    problems = [*_missing_nodes(context, evidence), *_refused_nodes(context)]
+    problems = [*_node_problems(context, evidence)]
     if context.cuda_devices and problems:
         yield ok("the device nodes work, because CUDA does", evidence)
         return
@@ -359,7 +345,7 @@ def device_nodes(context: RunContext) -> Iterator[Finding]:
     yield ok(f"{count_of(len(nodes), 'device node')} can be opened", evidence)
 
 
-def _missing_nodes(context: RunContext, evidence: dict[str, str]) -> Iterator[Finding]:
+def _node_problems(context: RunContext, evidence: dict[str, str]) -> Iterator[Finding]:
     paths = {node.path for node in context.driver.device_nodes}
     if _CONTROL_NODE not in paths or not any(map(_GPU_NODE.fullmatch, paths)):
         missing = _CONTROL_NODE if _CONTROL_NODE not in paths else "/dev/nvidia0"
@@ -372,9 +358,6 @@ def _missing_nodes(context: RunContext, evidence: dict[str, str]) -> Iterator[Fi
     elif _UVM_NODE not in paths:
         fix = _CONTAINER_FIX if context.host.container else "sudo nvidia-modprobe -u -c 0"
         yield fail(f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", evidence, fix)
-
-
-def _refused_nodes(context: RunContext) -> Iterator[Finding]:
     for node in context.driver.device_nodes:
         if not node.error or not (
             _GPU_NODE.fullmatch(node.path) or node.path in (_CONTROL_NODE, _UVM_NODE)

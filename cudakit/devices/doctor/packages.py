@@ -276,17 +276,6 @@ def module_conflicts(context: RunContext) -> Iterator[Finding]:
                 f"pip uninstall -y {' '.join(unwanted)} && "
                 f"pip install --force-reinstall --no-deps {preferred}",
             )
-    yield from _duplicate_packages(context)
-    yield ok("no two packages install the same module")
-
-
-def _cuda_major(name: str) -> int:
-    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x; 0 if the name has none."""
-    match = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
-    return int(match[1]) if match else 0
-
-
-def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
     copies_by_name: dict[str, list[Distribution]] = {}
     for package in require_fact(context.software.distributions):
         name = package.name
@@ -300,6 +289,13 @@ def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
                 {f"{name} {package.version}": package.directory for package in copies},
                 f"pip uninstall {name}, until one copy is left",
             )
+    yield ok("no two packages install the same module")
+
+
+def _cuda_major(name: str) -> int:
+    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x; 0 if the name has none."""
+    match = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
+    return int(match[1]) if match else 0
 
 
 # --- CK012: libraries --------------------------------------------------------------------------------

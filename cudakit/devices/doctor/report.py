@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from cudakit.devices.doctor.check import (
     CheckResult,
-    DeviceLine,
     DoctorResult,
     SetVariable,
     Status,
@@ -59,11 +58,20 @@ def report(
     nodes: list[Node] = [*_simulation_note(result)]
     nodes += [node for check in _problems(result) for node in _problem_nodes(check)]
     if show_all or has_selection:
-        nodes += _passed_by_theme(result)
+        # A section for each theme: a line per passed check, and a line per reason for unknown checks.
+        for theme, checks_of_theme in groupby(result.checks, key=lambda check: check.theme):
+            checks = [check for check in checks_of_theme if check.status < Status.WARN]
+            passed = [check for check in checks if check.status is Status.OK]
+            notes = [Note("ok", f"{check.id} {check.summary}") for check in passed]
+            if checks:
+                nodes.append(Section(theme, (*notes, *_unknown_check_notes(checks))))
     if show_all:
         nodes += _variables_section(result.variables)
-    else:
-        nodes += _variables_line(result.variables)
+    elif result.variables:
+        names = ", ".join(variable.name for variable in result.variables)
+        noun = count_of(len(result.variables), "environment variable")
+        verb = "is" if len(result.variables) == 1 else "are"
+        nodes.append(Note("info", f"{noun} for CUDA programs {verb} set: {names}"))
     if not (show_all or has_selection):
         # The reason why no check of the self-test was performed, if --deep requested them.
         nodes += _unknown_check_notes(_unperformed_self_test(result))
@@ -78,9 +86,31 @@ def paste_report(result: DoctorResult) -> Document:
     """Return the report of ``--report``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(version)) for label, version in result.about.items()))
     passed_checks = [check for check in result.checks if check.status is Status.OK]
+    devices = result.devices
+    columns = (
+        Column("GPU", "number"),
+        Column("name"),
+        Column("compute capability"),
+        Column("memory", "number"),
+        Column("PCI"),
+        Column("UUID"),
+    )
+    rows = tuple(
+        (
+            Count(device.index),
+            _text(device.name),
+            _text(device.compute_capability),
+            device.memory_bytes
+            if isinstance(device.memory_bytes, Unavailable)
+            else Bytes(device.memory_bytes),
+            _text(device.pci_bus_id),
+            _text(device.uuid),
+        )
+        for device in devices
+    )
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
         ("Versions", [versions]),
-        ("GPUs", [_device_table(result.devices)] if result.devices else []),
+        ("GPUs", [Table(columns, rows)] if result.devices else []),
         ("Problems", [node for check in _problems(result) for node in _problem_nodes(check)]),
         (
             "Passed",
@@ -100,7 +130,13 @@ def paste_report(result: DoctorResult) -> Document:
 
 
 def _title(result: DoctorResult) -> str:
-    verdict = _verdict(result)
+    failed, warned = result.failures, result.warnings
+    if failed or warned:
+        counts = [f"{count_of(failed, 'check')} failed"] if failed else []
+        counts += [count_of(warned, "warning")] if warned else []
+        verdict = ", ".join(counts)
+    else:
+        verdict = "no check could be performed" if result.is_unknown else "no problems found"
     if self_test_checks := _unperformed_self_test(result):
         check_ids = dict.fromkeys((self_test_checks[0].id, self_test_checks[-1].id))
         verdict += f", {' to '.join(check_ids)} not performed"
@@ -115,15 +151,6 @@ def _simulation_note(result: DoctorResult) -> Iterator[Note]:
             "The machine is simulated too: the packages, environment variables and limits of this machine "
             "are not checked",
         )
-
-
-def _verdict(result: DoctorResult) -> str:
-    failed_checks, warned_checks = result.failures, result.warnings
-    if failed_checks or warned_checks:
-        count_texts = [count_of(failed_checks, "check") + " failed"] if failed_checks else []
-        count_texts += [count_of(warned_checks, "warning")] if warned_checks else []
-        return ", ".join(count_texts)
-    return "no check could be performed" if result.is_unknown else "no problems found"
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
@@ -171,19 +198,6 @@ def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[No
         yield Facts(tuple(rows))
 
 
-def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
-    """Yield a section for each theme: a line per passed check, and a line per reason for unknown checks."""
-    for theme, checks_of_theme in groupby(result.checks, key=lambda check: check.theme):
-        checks = [check for check in checks_of_theme if check.status < Status.WARN]
-        passed_checks = [
-            Note("ok", f"{check.id} {check.summary}")
-            for check in checks
-            if check.status is Status.OK
-        ]
-        if checks:
-            yield Section(theme, (*passed_checks, *_unknown_check_notes(checks)))
-
-
 def _unperformed_self_test(result: DoctorResult) -> list[CheckResult]:
     """Return the checks of the self-test if other checks were performed, but none of the self-test."""
     checks = [check for check in result.checks if check.theme in SELF_TEST]
@@ -203,14 +217,6 @@ def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
 # --- environment variables and devices -------------------------------------------------------------
 
 
-def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
-    if variables:
-        variable_names_text = ", ".join(variable.name for variable in variables)
-        noun = count_of(len(variables), "environment variable")
-        verb = "is" if len(variables) == 1 else "are"
-        yield Note("info", f"{noun} for CUDA programs {verb} set: {variable_names_text}")
-
-
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
         columns = (Column("variable"), Column("value"), Column("effect"), Column("read by"))
@@ -223,31 +229,6 @@ def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
             "source."
         )
         yield Section("Environment variables that are set", (Table(columns, rows, caption),))
-
-
-def _device_table(devices: Sequence[DeviceLine]) -> Table:
-    columns = (
-        Column("GPU", "number"),
-        Column("name"),
-        Column("compute capability"),
-        Column("memory", "number"),
-        Column("PCI"),
-        Column("UUID"),
-    )
-    rows = tuple(
-        (
-            Count(device.index),
-            _text(device.name),
-            _text(device.compute_capability),
-            device.memory_bytes
-            if isinstance(device.memory_bytes, Unavailable)
-            else Bytes(device.memory_bytes),
-            _text(device.pci_bus_id),
-            _text(device.uuid),
-        )
-        for device in devices
-    )
-    return Table(columns, rows)
 
 
 def _text(value: str | Unavailable) -> Text | Unavailable:
@@ -287,7 +268,27 @@ def redact_value(value: _T, identity: Identity) -> _T:
 
     The value is a text, or is composed of dataclasses, tuples and mappings.
     """
-    redacted_value: _T = _replace_secret_patterns(value, tuple(_secret_patterns(identity)))
+    patterns = tuple(_secret_patterns(identity))
+
+    def redact(value: Any) -> Any:
+        match value:
+            case Enum():
+                return value
+            case str():
+                for pattern, placeholder in patterns:
+                    value = pattern.sub(placeholder, value)
+                return value
+            case tuple():
+                return tuple(map(redact, value))
+            case Mapping():
+                return {redact(key): redact(item) for key, item in value.items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value)]
+            redacted = {name: redact(getattr(value, name)) for name in names}
+            return dataclasses.replace(value, **redacted)
+        return value
+
+    redacted_value: _T = redact(value)
     return redacted_value
 
 
@@ -309,27 +310,3 @@ def _secret_patterns(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]
 
 def _word_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE)
-
-
-def _replace_secret_patterns(value: Any, patterns: tuple[tuple[re.Pattern[str], str], ...]) -> Any:
-    match value:
-        case Enum():
-            return value
-        case str():
-            for pattern, placeholder in patterns:
-                value = pattern.sub(placeholder, value)
-            return value
-        case tuple():
-            return tuple(_replace_secret_patterns(item, patterns) for item in value)
-        case Mapping():
-            return {
-                _replace_secret_patterns(key, patterns): _replace_secret_patterns(item, patterns)
-                for key, item in value.items()
-            }
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        redacted = {
-            field.name: _replace_secret_patterns(getattr(value, field.name), patterns)
-            for field in dataclasses.fields(value)
-        }
-        return dataclasses.replace(value, **redacted)
-    return value

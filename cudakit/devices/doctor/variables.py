@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from cudakit.devices.doctor.check import (
-    Finding,
-    SetVariable,
-    ok,
-    warn,
-)
+from cudakit.devices.doctor.check import Finding, SetVariable, ok, warn
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, VARIABLES, parse_config
@@ -135,28 +130,25 @@ def allocator(context: RunContext) -> Iterator[Finding]:
     applied = dict([*pytorch_settings.items()][:1])
     applied |= {name: text for name, text in settings.items() if name not in pytorch_settings}
     for name, text in applied.items():
-        yield from _invalid_settings(name, text)
+        try:
+            backend = parse_config(text, variable=name).backend
+        except InputError as error:
+            yield warn(
+                error.message, {name: text}, error.hint or f"correct the value, or unset {name}"
+            )
+            continue
+        if name not in PYTORCH_VARIABLES and backend != "native":
+            yield warn(
+                f"cudakit's allocator does not support backend:{backend} of {name}",
+                {name: text},
+                f"remove backend:{backend} from {name}",
+            )
     if len(set(pytorch_settings.values())) > 1:
         winner = next(iter(pytorch_settings))
         summary = f"both {' and '.join(pytorch_settings)} are set; {winner} wins"
         yield warn(summary, pytorch_settings, f"unset {winner}")
     applied_text = " and ".join(f"{name}={text}" for name, text in applied.items())
     yield ok(f"the settings of {applied_text} are valid", settings)
-
-
-def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
-    try:
-        settings = parse_config(text, variable=name)
-    except InputError as error:
-        fix = error.hint or f"correct the value, or unset {name}"
-        yield warn(error.message, {name: text}, fix)
-        return
-    if name not in PYTORCH_VARIABLES and settings.backend != "native":
-        yield warn(
-            f"cudakit's allocator does not support backend:{settings.backend} of {name}",
-            {name: text},
-            f"remove backend:{settings.backend} from {name}",
-        )
 
 
 # --- CK022: NCCL -----------------------------------------------------------------------------------
