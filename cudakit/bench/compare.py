@@ -55,9 +55,6 @@ class Verdict(Enum):
     AMBIGUOUS = "ambiguous"
 
 
-_FAILING_VERDICTS = {verdict.value: verdict for verdict in Verdict if verdict is not Verdict.SAME}
-
-
 @dataclass(frozen=True, slots=True)
 class CaseComparison:
     """The change of one case between two runs."""
@@ -99,22 +96,14 @@ def compare(
     """
     cases_before = {case.key: case for case in before_result.results}
     cases_after = {case.key: case for case in after_result.results}
-    matching_cases = [
-        (cases_before[key], case) for key, case in cases_after.items() if key in cases_before
-    ]
-    if not matching_cases:
+    pairs = [(cases_before[key], case) for key, case in cases_after.items() if key in cases_before]
+    if not pairs:
         raise InputError(
             f"the two runs have no case in common: BEFORE has {_first_label(before_result)}, AFTER has"
             f" {_first_label(after_result)}",
             hint="run the same benchmark with the same options twice",
         )
-    differences = tuple(
-        dict.fromkeys(
-            difference
-            for matching_case in matching_cases
-            for difference in _differences(*matching_case)
-        )
-    )
+    differences = tuple(dict.fromkeys(it for pair in pairs for it in _differences(*pair)))
     if differences and not force:
         raise InputError(
             f"the two runs are not comparable: {'; '.join(differences)}",
@@ -123,27 +112,23 @@ def compare(
     return Comparison(
         simulated=before_result.simulated or after_result.simulated,
         differences=differences,
-        cases=tuple(compare_case(*matching_case) for matching_case in matching_cases),
+        cases=tuple(compare_case(*pair) for pair in pairs),
         only_before=tuple(
-            full_label(case) for key, case in cases_before.items() if key not in cases_after
+            full_label(it) for it in before_result.results if it.key not in cases_after
         ),
         only_after=tuple(
-            full_label(case) for key, case in cases_after.items() if key not in cases_before
+            full_label(it) for it in after_result.results if it.key not in cases_before
         ),
     )
 
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     """Return the verdict and the changes of one case."""
-    intervals = (
-        _interval(before.samples_s, before.rounds),
-        _interval(after.samples_s, after.rounds),
-    )
-    verdict, reason = _verdict(before, after, *intervals)
+    first, second = (_interval(case.samples_s, case.rounds) for case in (before, after))
+    verdict, reason = _verdict(before, after, first, second)
     unknown = Unavailable(reason or "the measured time is 0")
     change: float | Unavailable = unknown
     change_interval: tuple[float, float] | Unavailable = unknown
-    first, second = intervals
     if first and second and first[1] > 0 and not _differing_work(before, after):
         change = second[1] / first[1] - 1
         change_interval = Unavailable("the measured time is 0")
@@ -237,15 +222,15 @@ def _differences(before: CaseResult, after: CaseResult) -> Iterator[str]:
     for name, title in _COMPARED_SETTINGS.items():
         # A case that was not measured has no settings.
         if name in before.settings and name in after.settings:
-            texts = [_setting_text(name, case.settings[name]) for case in (before, after)]
-            if texts[0] != texts[1]:
-                yield f"{title}: {texts[0]} before, {texts[1]} after"
-
-
-def _setting_text(name: str, value: object) -> str:
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return format_bytes(value)
-    return str(value).removeprefix("page cache ") or "default"
+            values = (before.settings[name], after.settings[name])
+            first, second = (
+                format_bytes(value)
+                if isinstance(value, int) and name.endswith("_bytes")
+                else str(value).removeprefix("page cache ") or "default"
+                for value in values
+            )
+            if first != second:
+                yield f"{title}: {first} before, {second} after"
 
 
 def _first_label(result: BenchResult) -> str:
@@ -256,18 +241,8 @@ def _first_label(result: BenchResult) -> str:
 # --- conditions that fail a comparison ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FailOn:
-    """A condition that fails a comparison: a verdict, and a minimum change."""
-
-    verdict: Verdict
-    threshold: float = 0.0  # Minimum relative change of the median.
-
-    def is_met_by(self, case: CaseComparison) -> bool:
-        """Return whether a case has the verdict, and more than the minimum change or an unknown change."""
-        if case.verdict is not self.verdict:
-            return False
-        return isinstance(case.change, Unavailable) or abs(case.change) > self.threshold
+# A verdict that fails a comparison, and the minimum relative change of the median.
+FailOn: TypeAlias = tuple[Verdict, float]
 
 
 def failing_cases(
@@ -275,34 +250,38 @@ def failing_cases(
 ) -> tuple[CaseComparison, ...]:
     """Return the cases that meet a condition, and those whose time only the later run lacks.
 
+    A case meets a condition if it has the verdict, and more than the minimum change or an unknown change.
     Cases that lack a time in both runs count if the reasons differ.
     """
     return tuple(
         case
         for case in comparison.cases
         if (isinstance(case.after_s, Unavailable) and case.after_s != case.before_s)
-        or any(condition.is_met_by(case) for condition in conditions)
+        or any(
+            case.verdict is verdict
+            and (isinstance(case.change, Unavailable) or abs(case.change) > min_change)
+            for verdict, min_change in conditions
+        )
     )
 
 
 def parse_fail_on(text: str) -> FailOn:
     """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
     verdict_word, colon, threshold_text = text.strip().partition(":")
-    invalid_error = UsageError(
-        f"--fail-on {text!r} is not valid",
-        hint=f"choose from {', '.join(_FAILING_VERDICTS)}, each with an optional change: slower:5%",
-    )
-    if verdict_word not in _FAILING_VERDICTS or (colon and not threshold_text):
-        raise invalid_error
+    verdicts = {verdict.value: verdict for verdict in Verdict if verdict is not Verdict.SAME}
     try:
-        min_change = parse_ratio(threshold_text) if threshold_text else 0.0
-    except ValueError:
-        raise invalid_error from None
+        verdict = verdicts[verdict_word]
+        min_change = parse_ratio(threshold_text) if colon else 0.0
+    except (KeyError, ValueError):
+        raise UsageError(
+            f"--fail-on {text!r} is not valid",
+            hint=f"choose from {', '.join(verdicts)}, each with an optional change: slower:5%",
+        ) from None
     if min_change > 1 and not threshold_text.endswith("%"):
         raise UsageError(
             f"--fail-on {text!r} is ambiguous", hint=f"write {verdict_word}:{threshold_text}%"
         )
-    return FailOn(_FAILING_VERDICTS[verdict_word], min_change)
+    return verdict, min_change
 
 
 # --- the report: the verdict first --------------------------------------------------------------------

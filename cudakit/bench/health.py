@@ -55,30 +55,27 @@ _FAIL_MULTIPLE = 3
 # Measured on one H200 SXM with random data: GEMMs of 8192 by 8192 by 8192 by cuBLAS; copies of pinned memory
 # over PCIe 5.0 x16; copies within the device, counting reads and writes; kernels on buffers of 1 GiB. "memory
 # read" is the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
-_H200_FIGURES: Mapping[str, float] = {
-    "gemm fp64": 57.1e12,
-    "gemm fp32": 50.6e12,
-    "gemm tf32": 410e12,
-    "gemm fp16": 764e12,
-    "gemm bf16": 793e12,
-    "gemm fp8_e4m3": 1441e12,
-    "copy h2d": 55.5e9,
-    "copy d2h": 55.4e9,
-    "copy d2d": 4260e9,
-    "memory copy": 4273e9,
-    "memory triad": 4377e9,
-    "memory read": 4480e9,
+_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = {
+    "NVIDIA H200": {
+        "gemm fp64": 57.1e12,
+        "gemm fp32": 50.6e12,
+        "gemm tf32": 410e12,
+        "gemm fp16": 764e12,
+        "gemm bf16": 793e12,
+        "gemm fp8_e4m3": 1441e12,
+        "copy h2d": 55.5e9,
+        "copy d2h": 55.4e9,
+        "copy d2d": 4260e9,
+        "memory copy": 4273e9,
+        "memory triad": 4377e9,
+        "memory read": 4480e9,
+    }
 }
-_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = {"NVIDIA H200": _H200_FIGURES}
 
 # Expected shares of the theoretical peak. The H200 reached 0.73 to 0.85 in GEMMs, 0.89 to 0.93 in memory
 # kernels, and 0.88 in copies.
 _SHARES_OF_PEAK: Mapping[str, float] = {"gemm": 0.75, "memory": 0.88, "copy": 0.88}
-_HOST_DEPENDENT = Unavailable("the rate depends on the host more than on the GPU")
-_NOT_DERIVED: Mapping[str, Unavailable] = {
-    "copy pageable-h2d": _HOST_DEPENDENT,
-    "copy pageable-d2h": _HOST_DEPENDENT,
-}
+_NOT_DERIVED = ("copy pageable-h2d", "copy pageable-d2h")
 
 # Upper bounds in seconds. On the host of the measured H200, a launch takes about 3 us by cuda.core, an event
 # 0.6 us, and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
@@ -247,7 +244,7 @@ def band(case: CaseResult) -> Band | Unavailable:
             unit, measured, warn * measured, fail * measured, warn_above * measured, "measured"
         )
     if name in _NOT_DERIVED:
-        return _NOT_DERIVED[name]
+        return Unavailable("the rate depends on the host more than on the GPU")
     limit, share_of_peak = case.limit, _SHARES_OF_PEAK.get(case.name)
     if share_of_peak is None:
         return _NO_EXPECTATION
@@ -260,10 +257,16 @@ def band(case: CaseResult) -> Band | Unavailable:
 
 # --- the report: the verdict, then each figure with its expected value --------------------------------
 
-_MEASURED_COLUMNS = (Column("figure", "text"), Column("measured", "number"))
-_EXPECTED_COLUMNS = (Column("expected", "number"), Column("of expected", "number"))
-_PEAK_COLUMNS = (Column("% of peak", "number"),)
-_VERDICT_COLUMNS = (Column("verdict", "text"), Column("source", "text"))
+_COLUMNS = (
+    Column("figure", "text"),
+    Column("measured", "number"),
+    Column("expected", "number"),
+    Column("of expected", "number"),
+    Column("% of peak", "number"),
+    Column("verdict", "text"),
+    Column("source", "text"),
+)
+_COLUMNS_WITHOUT_EXPECTATION = (0, 1, 4)
 _CAPTION = (
     "Source of the expected value: measured (on another GPU of this model), derived (a fraction of the "
     "theoretical peak), or bound (a time that no healthy machine exceeds)."
@@ -338,17 +341,16 @@ def _headline(suite: SuiteResult) -> Note:
 def figure_table(suite: SuiteResult) -> Table:
     """Return a row per figure, without expected values if no figure has one."""
     figures, cases = suite.figures, suite.bench.results
+    rows = list(map(_row, figures, cases))
     sizes_text = describe_sizes(cases)
     caption = f"Sizes: {sizes_text}." if sizes_text else ""
     if all(isinstance(figure.band, Unavailable) for figure in figures):
-        rows = tuple(
-            (Text(figure.name), _measured(figure), percent_of_peak(case))
-            for figure, case in zip(figures, cases, strict=True)
-        )
-        return Table((*_MEASURED_COLUMNS, *_PEAK_COLUMNS), rows, caption)
+        shown = _COLUMNS_WITHOUT_EXPECTATION
+        shown_rows = (tuple(row[i] for i in shown) for row in rows)
+        return Table(tuple(_COLUMNS[i] for i in shown), tuple(shown_rows), caption)
     return Table(
-        (*_MEASURED_COLUMNS, *_EXPECTED_COLUMNS, *_PEAK_COLUMNS, *_VERDICT_COLUMNS),
-        tuple(map(_row, figures, cases)),
+        _COLUMNS,
+        tuple(rows),
         " ".join(filter(None, (caption, _CAPTION))),
         faint_rows=frozenset(
             i for i, figure in enumerate(figures) if isinstance(figure.health, Unavailable)
@@ -358,24 +360,23 @@ def figure_table(suite: SuiteResult) -> Table:
 
 def _row(figure: Figure, case: CaseResult) -> tuple[Value, ...]:
     band = figure.band
-    expected: tuple[Value, Value, Value]
-    if isinstance(band, Unavailable):
-        expected = (band, band, band)
-    else:
-        share = cell(lambda reached: Ratio(reached / band.expected), figure.reached)
-        expected = (amount(band.expected, band.unit), share, Text(band.source))
+    expected: tuple[Value, Value, Value] = (
+        (band, band, band)
+        if isinstance(band, Unavailable)
+        else (
+            amount(band.expected, band.unit),
+            cell(lambda reached: Ratio(reached / band.expected), figure.reached),
+            Text(band.source),
+        )
+    )
     return (
         Text(figure.name),
-        _measured(figure),
+        cell(lambda reached: amount(reached, figure.unit), figure.reached),
         *expected[:2],
         percent_of_peak(case),
         cell(Text, figure.health),
         expected[2],
     )
-
-
-def _measured(figure: Figure) -> Value:
-    return cell(lambda reached: amount(reached, figure.unit), figure.reached)
 
 
 def amount(value: float, unit: str) -> Value:

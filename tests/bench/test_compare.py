@@ -279,10 +279,10 @@ def test_fail_on_slower_does_not_match_ambiguous_case() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("slower", FailOn(Verdict.SLOWER)),
-        ("slower:5%", FailOn(Verdict.SLOWER, 0.05)),
-        (" faster:0.1 ", FailOn(Verdict.FASTER, 0.1)),
-        ("ambiguous", FailOn(Verdict.AMBIGUOUS)),
+        ("slower", (Verdict.SLOWER, 0.0)),
+        ("slower:5%", (Verdict.SLOWER, 0.05)),
+        (" faster:0.1 ", (Verdict.FASTER, 0.1)),
+        ("ambiguous", (Verdict.AMBIGUOUS, 0.0)),
     ],
 )
 def test_parse_fail_on(text: str, expected: FailOn) -> None:

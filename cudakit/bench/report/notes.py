@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TypeAlias
+from dataclasses import fields
+from typing import NamedTuple
 
 from cudakit.bench.benchmarks import BENCHMARKS, spec_class, words_of_bench
 from cudakit.bench.case import Method
@@ -41,37 +41,34 @@ def notes(result: BenchResult) -> list[Note]:
     cases = words_of_bench(result.bench).rows(result)
     return [
         *([Note("info", SIMULATED_NOTE)] if result.simulated else []),
-        *_missing_time_notes(cases),
-        *_missing_figure_notes(cases),
+        *_missing_notes(cases),
         *_warning_notes(result, cases),
         *_verified_notes(cases),
     ]
 
 
-def _missing_time_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    not_run: dict[str, list[CaseResult]] = {}
-    for case in cases:
-        if isinstance(case.median_s, Unavailable):
-            if case.is_unsupported:
-                not_run.setdefault(case.median_s.reason, []).append(case)
-            else:
-                label = describe_subset([case], cases)
-                yield Note("error", f"{label}: {case.median_s.reason}. No time is reported.")
-    for reason, cases_not_run in not_run.items():
-        yield Note("info", f"Not run: {describe_subset(cases_not_run, cases)}: {reason}.")
-
-
-def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    """Yield the reason for each figure that a measured case should have but does not have."""
+def _missing_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
+    """Yield the reason for each time and figure that a case should have but does not have."""
     timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
-    cases_by_reason: dict[tuple[str, str], list[CaseResult]] = {}
-    for case in timed:
-        if case.amount and isinstance(case.ratio_to_limit, Unavailable):
-            cases_by_reason.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
-        if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
-            cases_by_reason.setdefault(("energy", case.energy_j.reason), []).append(case)
-    for (figure, reason), affected in cases_by_reason.items():
+    not_run: dict[str, list[CaseResult]] = {}
+    without_figure: dict[tuple[str, str], list[CaseResult]] = {}
+    for case in cases:
+        time_s, share, energy_j = case.median_s, case.ratio_to_limit, case.energy_j
+        if isinstance(time_s, Unavailable):
+            if case.is_unsupported:
+                not_run.setdefault(time_s.reason, []).append(case)
+            else:
+                label = describe_subset([case], cases)
+                yield Note("error", f"{label}: {time_s.reason}. No time is reported.")
+            continue
+        if case.amount and isinstance(share, Unavailable):
+            without_figure.setdefault(("% of peak", share.reason), []).append(case)
+        if has_energy and case.operations and isinstance(energy_j, Unavailable):
+            without_figure.setdefault(("energy", energy_j.reason), []).append(case)
+    for reason, affected in not_run.items():
+        yield Note("info", f"Not run: {describe_subset(affected, cases)}: {reason}.")
+    for (figure, reason), affected in without_figure.items():
         affects_all = len(affected) == len(cases) > 1
         subset = "any case" if affects_all else describe_subset(affected, cases)
         yield Note("info", f"No {figure} for {subset}: {reason}.")
@@ -92,7 +89,13 @@ def _warning_notes(result: BenchResult, cases: Sequence[CaseResult]) -> Iterator
         ]
         if doubtful:
             subset = describe_subset(doubtful, cases)
-            yield Note("warn", f"{doubt.text}: {subset}.", doubt.remedies(result.bench))
+            remedy = doubt.suite_remedy if result.bench == "suite" else doubt.remedy
+            if remedy == _ROTATE and not (
+                result.bench in BENCHMARKS
+                and any(it.name == "cache" for it in fields(spec_class(result.bench)))
+            ):
+                remedy = ""
+            yield Note("warn", f"{doubt.text}: {subset}.", (remedy,) if remedy else ())
 
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
@@ -121,43 +124,26 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
 _MAX_SHARE = 1.02
 
 
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """A reason to doubt the figures of a case, and the remedies by bench."""
+class _Doubt(NamedTuple):
+    """A reason to doubt the figures of a case."""
 
     applies: Callable[[CaseResult, Summary], bool]
     text: str  # The reason, as a sentence without a period.
     remedy: str = ""  # Advice to the user; empty if there is none.
-    needed_field: str = (
-        ""  # The field of a Spec that the remedy sets, which only some benches have.
-    )
     suite_remedy: str = ""  # Advice for bench suite, which has no options for its method.
 
-    def remedies(self, bench: str) -> tuple[str, ...]:
-        """Return the advice that a user of a bench can follow."""
-        remedy = self.remedy
-        if bench == "suite":
-            remedy = self.suite_remedy
-        elif self.needed_field:
-            names = {it.name for it in fields(spec_class(bench))} if bench in BENCHMARKS else ()
-            remedy = self.remedy if self.needed_field in names else ""
-        return (remedy,) if remedy else ()
 
-
-_Doubts: TypeAlias = tuple[_Doubt, ...]
-
-
-def _lacks_precision(case: CaseResult, summary: Summary, limits: Collection[str]) -> bool:
-    """Return whether one of the limits ended sampling before the precision was reached."""
-    was_ended = not case.converged and case.stop_reason in limits
-    return was_ended and summary.noise >= case.method.rule.precision
-
-
-def _lacks_samples(case: CaseResult, summary: Summary, limits: Collection[str]) -> bool:
-    """Return whether one of the limits ended sampling with the precision, but with too few samples."""
-    was_ended = not case.converged and case.stop_reason in limits
-    has_few = len(case.samples_s) < case.method.rule.min_samples
-    return was_ended and has_few and not _lacks_precision(case, summary, limits)
+def _was_ended(
+    case: CaseResult, summary: Summary, limits: Collection[str], *, with_precision: bool
+) -> bool:
+    """Return whether one of the limits ended sampling, without the precision or with too few samples."""
+    rule = case.method.rule
+    if case.converged or case.stop_reason not in limits:
+        return False
+    is_precise = summary.noise < rule.precision
+    return (
+        is_precise and len(case.samples_s) < rule.min_samples if with_precision else not is_precise
+    )
 
 
 def _is_above(case: CaseResult, *bounds: str) -> bool:
@@ -168,27 +154,30 @@ def _is_above(case: CaseResult, *bounds: str) -> bool:
     return share > _MAX_SHARE and limit.bound in bounds
 
 
-def _limit_doubts(limit: str, option: str, reasons: Collection[str], remedy: str = "") -> _Doubts:
+def _limit_doubts(
+    limit: str, option: str, reasons: Collection[str], remedy: str = ""
+) -> tuple[_Doubt, _Doubt]:
     """Return the doubts about cases that a limit ended; ``reasons`` are those why sampling ended."""
     text, advice = f"The {limit} ended sampling before the", f"allow more time with {option}, or"
     return (
         _Doubt(
-            lambda case, summary: _lacks_precision(case, summary, reasons),
+            lambda case, summary: _was_ended(case, summary, reasons, with_precision=False),
             f"{text} precision was reached",
             f"{advice} a wider interval with --precision",
-            suite_remedy=remedy,
+            remedy,
         ),
         _Doubt(
-            lambda case, summary: _lacks_samples(case, summary, reasons),
+            lambda case, summary: _was_ended(case, summary, reasons, with_precision=True),
             f"{text} minimum number of samples was reached",
             f"{advice} fewer samples with --samples",
-            suite_remedy=remedy,
+            remedy,
         ),
     )
 
 
+_ROTATE = "measure with --cache rotate"  # Advice for benches with this option.
 _SEE_SAMPLES = "see the samples in the HTML report: -o bench.html"
-_DOUBTS: _Doubts = (
+_DOUBTS = (
     # Results of older versions have no reason.
     *_limit_doubts("time limit", "--timeout", ("timeout", "")),
     *_limit_doubts("time budget", "--budget", ("budget",), "measure without --quick"),
@@ -201,7 +190,7 @@ _DOUBTS: _Doubts = (
         lambda _, summary: summary.bimodal,
         "Times form two groups, so the median may jump between runs",
         _SEE_SAMPLES,
-        suite_remedy=_SEE_SAMPLES,
+        _SEE_SAMPLES,
     ),
     _Doubt(
         lambda case, _: _is_above(case, "link") and case.environment.simulated,
@@ -216,8 +205,7 @@ _DOUBTS: _Doubts = (
         lambda case, _: _is_above(case, "arithmetic", "memory"),
         f"More than {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is "
         "wrong",
-        "measure with --cache rotate",
-        needed_field="cache",
+        _ROTATE,
     ),
 )
 
@@ -294,9 +282,17 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     rows: list[tuple[str, Value]] = []
     for (_, _, _, timing), group in groups.items():
         libraries = (called_library(case) for case in group if case.library == CUDAKIT)
+        values_by_axis = [[case.axes.get(name) for case in group] for name in varying_axes(group)]
         text = describe_method(
             [case.method for case in group],
-            cudakit_names=_first_varying_values(group),
+            cudakit_names=next(
+                (
+                    [str(value) for value in dict.fromkeys(values)]
+                    for values in values_by_axis
+                    if len(set(values)) > 1 and all(isinstance(value, str) for value in values)
+                ),
+                [],
+            ),
             called_library=next((name for name in libraries if name != CUDAKIT), CUDAKIT),
             timing_text=timing,
         )
@@ -314,7 +310,8 @@ def describe_method(
 ) -> str:
     """Describe methods that differ only in their numbers: differing numbers are printed as ranges.
 
-    ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
+    ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline:
+    the values of the first axis that varies and has text values.
     ``called_library`` is the library that cudakit calls. ``timing_text`` says from when until when a sample
     is timed; if it is empty, the mode does.
     """
@@ -349,15 +346,6 @@ def describe_method(
         )
         parts.append(f"interleaved samples of {', '.join(shown)}")
     return "; ".join(parts)
-
-
-def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
-    """Return the values of the first axis that varies and has text values."""
-    for name in varying_axes(cases):
-        values = [case.axes.get(name) for case in cases]
-        if len(set(values)) > 1 and all(isinstance(value, str) for value in values):
-            return list(dict.fromkeys(map(str, values)))
-    return []
 
 
 def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) -> str:

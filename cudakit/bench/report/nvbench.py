@@ -101,50 +101,47 @@ def _device(row: _Row) -> _Json:
 def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
     columns = list(rows[0])
     axis_columns = columns[columns.index("name") + 1 : columns.index(_FIRST_FIGURE)]
-    axes = [axis for axis in axis_columns if any(row[axis] is not None for row in rows)]
-    return {
-        "name": name,
-        "index": index,
-        "devices": [0],
-        "axes": [_axis(axis, [row[axis] for row in rows]) for axis in axes],
-        "states": [_state(row, axes) for row in rows],
-    }
-
-
-def _axis(name: str, values: list[Any]) -> _Json:
-    kind = _kind(values)
-    return {
-        "name": name,
-        "type": kind,
-        "flags": "",
-        "values": [
+    axes: list[_Json] = []
+    for axis in axis_columns:
+        values = [row[axis] for row in rows if row[axis] is not None]
+        if not values:
+            continue
+        kind = _kind(values)
+        items = [
             {
                 "input_string": str(value),
                 "description": "",
                 "value": str(value) if kind == "string" else value,
             }
-            for value in dict.fromkeys(value for value in values if value is not None)
-        ],
+            for value in dict.fromkeys(values)
+        ]
+        axes.append({"name": axis, "type": kind, "flags": "", "values": items})
+    return {
+        "name": name,
+        "index": index,
+        "devices": [0],
+        "axes": axes,
+        "states": [_state(row, axis_columns) for row in rows],
     }
 
 
 def _kind(values: list[Any]) -> str:
-    kinds = {type(value) for value in values if value is not None}
+    kinds = {type(value) for value in values}
     return "int64" if kinds == {int} else "float64" if kinds == {float} else "string"
 
 
 def _state(row: _Row, axes: list[str]) -> _Json:
     row_axes = [axis for axis in axes if row[axis] is not None]
     is_skipped = row[_FIRST_FIGURE] is None
-    state: _Json = {
+    return {
         "name": " ".join(["Device=0", *(f"{axis}={row[axis]}" for axis in row_axes)]),
         "device": 0,
         "type_config_index": 0,
         "axis_values": [_value(axis, row[axis]) for axis in row_axes],
         "summaries": [] if is_skipped else list(_summaries(row)),
         "is_skipped": is_skipped,
+        **({"skip_reason": "no time was reported"} if is_skipped else {}),
     }
-    return {**state, "skip_reason": "no time was reported"} if is_skipped else state
 
 
 def _summaries(row: _Row) -> Iterator[_Json]:
