@@ -305,20 +305,15 @@ class CacheResult:
 
 def report(result: CacheResult) -> Document:
     """Return the report: the result of the action, and the content of the cache after it."""
-    return Document(_title(result), tuple(_nodes(result)))
-
-
-def _title(result: CacheResult) -> str:
-    if removed_images := result.cleared:
-        return f"Deleted {_file_count_text(removed_images.files)}, {format_bytes(removed_images.size_bytes)}"
-    if result.warmed:
-        target_counts_text = ", ".join(
-            f"{_file_count_text(warmed_target.sources)} for {warmed_target.target}"
-            for warmed_target in result.warmed
-        )
-        return f"Compiled kernels in the cache: {target_counts_text} (one file per source)"
-    count = _file_count_text(len(result.images))
-    return f"{count} with compiled kernels, {format_bytes(result.size_bytes)}"
+    if cleared := result.cleared:
+        title = f"Deleted {_file_count_text(cleared.files)}, {format_bytes(cleared.size_bytes)}"
+    elif result.warmed:
+        counts = ", ".join(f"{_file_count_text(t.sources)} for {t.target}" for t in result.warmed)
+        title = f"Compiled kernels in the cache: {counts} (one file per source)"
+    else:
+        count = _file_count_text(len(result.images))
+        title = f"{count} with compiled kernels, {format_bytes(result.size_bytes)}"
+    return Document(title, tuple(_nodes(result)))
 
 
 def _nodes(result: CacheResult) -> Iterator[Node]:

@@ -70,7 +70,20 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 """
 
 
-class _Bash(BashComplete):
+class _KeepsOptionName(ShellComplete):
+    """Completes the whole word, also in ``--option=value``, which click completes without the option."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """Return completions that begin with the name of the option and "="."""
+        completions = super().get_completions(args, incomplete)
+        name_match = re.match(r"--?[\w-]+=", incomplete)
+        for completion in completions:
+            if completion.type == "plain" and name_match:
+                completion.value = f"{name_match.group()}{completion.value}"
+        return completions
+
+
+class _Bash(_KeepsOptionName, BashComplete):
     """Completion for bash, which parses the line itself so that words keep their ":" and "="."""
 
     source_template = _BASH
@@ -84,7 +97,7 @@ class _Bash(BashComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
-        completions = _with_option_name(super().get_completions(args, incomplete), incomplete)
+        completions = super().get_completions(args, incomplete)
         # Bash keeps the beginning of the word, up to its last word break.
         word_breaks = {":", "="} & set(os.environ.get("COMP_WORDBREAKS", ""))
         prefix_length = max(map(incomplete.rfind, word_breaks), default=-1) + 1
@@ -93,33 +106,14 @@ class _Bash(BashComplete):
         return completions
 
 
-class _Zsh(ZshComplete):
-    """Completion for zsh, which keeps the option name in ``--option=value``."""
-
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return completions of the whole word, which zsh replaces."""
-        return _with_option_name(super().get_completions(args, incomplete), incomplete)
+class _Zsh(_KeepsOptionName, ZshComplete):
+    """Completion for zsh."""
 
 
-class _Fish(FishComplete):
-    """Completion for fish, also in ``--option=value`` and lists with commas."""
+class _Fish(_KeepsOptionName, FishComplete):
+    """Completion for fish, also of lists with commas."""
 
     source_template = _FISH
-
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return completions of the whole word, because fish matches the whole word."""
-        return _with_option_name(super().get_completions(args, incomplete), incomplete)
-
-
-def _with_option_name(
-    completions: list[CompletionItem[str]], incomplete: str
-) -> list[CompletionItem[str]]:
-    """Put the name of the option before values of ``--option=value``, which click completes without it."""
-    name_match = re.match(r"--?[\w-]+=", incomplete)
-    for completion in completions:
-        if completion.type == "plain" and name_match:
-            completion.value = f"{name_match.group()}{completion.value}"
-    return completions
 
 
 _CLASSES: dict[Shell, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
@@ -161,7 +155,7 @@ def completion(*, shell: Shell, install: bool) -> int:
     if not install:
         click.echo(text, nl=False)
         return 0
-    path = _completion_path(shell)
+    path, next_step = _installation(shell)
     try:
         is_current = path.is_file() and path.read_text(encoding="utf-8") == text
         if not is_current:
@@ -173,41 +167,33 @@ def completion(*, shell: Shell, install: bool) -> int:
             hint=f"write the script to a file that your shell reads: cudakit completion {shell} > FILE",
         ) from error
     click.echo(f"{path} is up to date" if is_current else f"Wrote {path}", err=True)
-    click.echo(_next_step(shell, path), err=True)
+    click.echo(next_step, err=True)
     return 0
 
 
-def _completion_path(shell: Shell) -> Path:
-    """Return the path of the file in which a shell looks for the user's completions."""
+def _installation(shell: Shell) -> tuple[Path, str]:
+    """Return the file in which a shell looks for the user's completions, and the next step of the user."""
     match shell:
         case "bash":
             data_directory = _directory("XDG_DATA_HOME", ".local/share") / "bash-completion"
             user_directory = Path(
                 os.environ.get("BASH_COMPLETION_USER_DIR", "").split(":")[0] or data_directory
             )
-            return user_directory / "completions" / "cudakit"
+            path = user_directory / "completions" / "cudakit"
+            return path, (
+                "Start a new bash. If completion does not work there, the package bash-completion is "
+                f"missing: add 'source {path}' to ~/.bashrc."
+            )
         case "fish":
-            config_directory = _directory("XDG_CONFIG_HOME", ".config")
-            return config_directory / "fish" / "completions" / "cudakit.fish"
-    return Path.home() / ".zfunc" / "_cudakit"
+            path = _directory("XDG_CONFIG_HOME", ".config") / "fish/completions/cudakit.fish"
+            return path, "Completion works in every new fish."
+    return Path.home() / ".zfunc" / "_cudakit", (
+        "Add this line to ~/.zshrc if it is not there, and start a new zsh:\n"
+        "  fpath+=~/.zfunc; autoload -Uz compinit && compinit"
+    )
 
 
 def _directory(variable: str, default_path: str) -> Path:
     # The XDG Base Directory Specification ignores relative paths.
     directory = Path(os.environ.get(variable, ""))
     return directory if directory.is_absolute() else Path.home() / default_path
-
-
-def _next_step(shell: Shell, path: Path) -> str:
-    match shell:
-        case "bash":
-            return (
-                "Start a new bash. If completion does not work there, the package bash-completion is "
-                f"missing: add 'source {path}' to ~/.bashrc."
-            )
-        case "fish":
-            return "Completion works in every new fish."
-    return (
-        "Add this line to ~/.zshrc if it is not there, and start a new zsh:\n"
-        "  fpath+=~/.zfunc; autoload -Uz compinit && compinit"
-    )

@@ -54,7 +54,23 @@ def report_error(
 
         traceback.print_exception(error, file=sys.stderr)
     try:
-        return _print_error(error, open_json_output, replace_exit_code)
+        if _is_interrupt(error):
+            click.echo(err=True)
+            # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
+            # creation of a dataclass), even if it was caught. The next exec resets this state (pythonrun.c,
+            # run_eval_code_obj).
+            exec("")  # noqa: S102
+            return ExitCode.INTERRUPTED
+        if isinstance(error, BrokenPipeError):
+            return ExitCode.BROKEN_PIPE
+        cudakit_error = _as_cudakit_error(error)
+        exit_code = replace_exit_code(cudakit_error.exit_code)
+        if not (open_json_output and _write_json(cudakit_error, exit_code, open_json_output)):
+            message = _shorten(cudakit_error.message, _MAX_MESSAGE_LENGTH)
+            click.echo(f"cudakit: error: {message}", err=True)
+            if cudakit_error.hint:
+                click.echo(f"hint: {_shorten(cudakit_error.hint, _MAX_HINT_LENGTH)}", err=True)
+        return exit_code
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
@@ -83,31 +99,6 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
             replace_exit_code=lambda code: code if code in (126, 127) else _NOT_STARTED,
         )
         raise click.exceptions.Exit(exit_code) from error
-
-
-def _print_error(
-    error: BaseException,
-    open_json_output: Callable[[], Output] | None,
-    replace_exit_code: Callable[[int], int],
-) -> int:
-    if _is_interrupt(error):
-        click.echo(err=True)
-        # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
-        # creation of a dataclass), even if it was caught. The next exec resets this state (pythonrun.c,
-        # run_eval_code_obj).
-        exec("")  # noqa: S102
-        return ExitCode.INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        return ExitCode.BROKEN_PIPE
-    cudakit_error = _as_cudakit_error(error)
-    exit_code = replace_exit_code(cudakit_error.exit_code)
-    if not (open_json_output and _write_json(cudakit_error, exit_code, open_json_output)):
-        click.echo(
-            f"cudakit: error: {_shorten(cudakit_error.message, _MAX_MESSAGE_LENGTH)}", err=True
-        )
-        if cudakit_error.hint:
-            click.echo(f"hint: {_shorten(cudakit_error.hint, _MAX_HINT_LENGTH)}", err=True)
-    return exit_code
 
 
 def _write_json(error: CudakitError, exit_code: int, open_output: Callable[[], Output]) -> bool:

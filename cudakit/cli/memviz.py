@@ -16,10 +16,10 @@ from cudakit.cli.options import (
     Command,
     Value,
     byte_size,
+    growth_limit,
     option,
     option_group,
     output_options,
-    percent,
     with_options,
 )
 from cudakit.cli.output import (
@@ -52,13 +52,6 @@ def _selection_parser(name: str) -> Callable[[str], Any]:
         return getattr(selection, name)(text)
 
     return parse
-
-
-def _parse_growth(text: str) -> float:
-    kind, _, amount = text.partition(":")
-    if kind != "growth" or not amount:
-        raise click.BadParameter(f"{text!r} is not growth:PERCENT, for example growth:5%")
-    return percent(amount)
 
 
 _VIEW_OPTIONS = option_group(
@@ -113,7 +106,7 @@ _DIFF_OPTIONS = option_group(
     option(
         "--fail-on",
         "limit",
-        type=Value(("growth:5%",), _parse_growth),
+        type=Value(("growth:5%",), growth_limit("growth")),
         metavar="growth:PERCENT",
         help="With --diff: exit with 1 if requested memory grew by more than PERCENT, at the peak or at the "
         "end. Example: growth:5%.",

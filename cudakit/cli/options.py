@@ -304,6 +304,18 @@ def percent(text: str) -> float:
     return ratio
 
 
+def growth_limit(kind: str) -> Callable[[str], float]:
+    """Return the parser of ``KIND:PERCENT``, such as ``growth:5%``, which returns the ratio."""
+
+    def parse(text: str) -> float:
+        prefix, _, amount = text.partition(":")
+        if prefix != kind or not amount:
+            raise click.BadParameter(f"{text!r} is not {kind}:PERCENT, for example {kind}:5%")
+        return percent(amount)
+
+    return parse
+
+
 # --- output ----------------------------------------------------------------------------------------
 
 

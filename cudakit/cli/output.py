@@ -89,18 +89,17 @@ def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
 def refuse_unwritable(path: str, *, force: bool = False) -> None:
     """Raise UsageError for a file that another process is to write later, as ``open_binary_file`` does."""
     target = Path(os.path.realpath(path))
-    _refuse_unusable_target(_file_mode(target, name=path), name=path, force=force)
+    _usable_target_mode(target, name=path, force=force)
     if not target.parent.is_dir():
-        raise unwritable_error(path, FileNotFoundError())
+        raise _unwritable_error(path, FileNotFoundError())
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise unwritable_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise _unwritable_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 @contextmanager
 def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
-    mode = _file_mode(target, name=path)
-    _refuse_unusable_target(mode, name=path, force=force)
+    mode = _usable_target_mode(target, name=path, force=force)
     temporary: Path | None = None
     if mode is None or stat.S_ISREG(mode):
         # The rename is atomic because both names are in one directory. The temporary name does not contain
@@ -116,7 +115,7 @@ def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iter
     try:
         stream: IO[Any] = (temporary or target).open(open_mode, **text_options)  # type: ignore[call-overload]
     except OSError as error:
-        raise unwritable_error(path, error) from error
+        raise _unwritable_error(path, error) from error
     try:
         yield stream
         with _os_errors_reported(path):
@@ -206,24 +205,22 @@ def wants_ascii(stream: TextIO) -> bool:
     return False
 
 
-def _file_mode(target: Path, *, name: str) -> int | None:
+def _usable_target_mode(target: Path, *, name: str, force: bool) -> int | None:
+    """Return the mode of an existing file. Raises UsageError for a directory, and without ``force``."""
     try:
-        return target.stat().st_mode
+        mode = target.stat().st_mode
     except FileNotFoundError:
-        return None
+        mode = None
     except OSError as error:
-        raise unwritable_error(name, error) from error
-
-
-def _refuse_unusable_target(mode: int | None, *, name: str, force: bool) -> None:
+        raise _unwritable_error(name, error) from error
     if name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
         raise UsageError(f"{name} is a directory", hint="name a file in it")
     if mode is not None and stat.S_ISREG(mode) and not force:
         raise UsageError(f"{name} exists", hint="-f replaces it")
+    return mode
 
 
-def unwritable_error(name: str, error: OSError) -> UsageError:
-    """Return the error for a file that cannot be created; ``error`` is Python's exception."""
+def _unwritable_error(name: str, error: OSError) -> UsageError:
     directory = os.path.dirname(name) or "."
     if isinstance(error, FileNotFoundError):
         return UsageError(
@@ -384,8 +381,13 @@ class Report:
         """
         sentences = (self.brief_sentences or (lambda: brief_sentences(self.document())))()
         first, others = sentences[:1], sentences[1:]
+
+        def severity(index: int) -> int:
+            level = getattr(others[index], "level", "info")  # a sentence without a level is a str
+            return {"error": 0, "warn": 1}.get(level, 2)
+
         # The sort is stable: sentences of equal severity stay in the order of the report.
-        by_severity = sorted(range(len(others)), key=lambda i: _severity(others[i]))
+        by_severity = sorted(range(len(others)), key=severity)
         shown = sorted(by_severity[: _MAX_SUMMARY_LINES - len(first)])
         lines = [*first, *(others[i] for i in shown)]
         if omitted := len(sentences) - len(lines):
@@ -416,21 +418,15 @@ def _as_lines(sentences: Iterable[str | Note], target: Output) -> str:
     return text
 
 
-def _severity(sentence: str | Note) -> int:
-    """Return 0 for an error, 1 for a warning and 2 for other sentences."""
-    level = "info" if isinstance(sentence, str) else sentence.level
-    return {"error": 0, "warn": 1}.get(level, 2)
-
-
 def _page_footer() -> str:
     """Return the versions, the date and the command line, for the footer of an HTML page."""
     from datetime import UTC, datetime
     from importlib.metadata import version
     from platform import python_version
 
-    written_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    versions_text = f"cudakit {version('cudakit')}, Python {python_version()}"
-    return f"{versions_text}, written {written_at}: {shlex.join(['cudakit', *sys.argv[1:]])}"
+    versions = f"cudakit {version('cudakit')}, Python {python_version()}"
+    command_line = shlex.join(["cudakit", *sys.argv[1:]])
+    return f"{versions}, written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {command_line}"
 
 
 def table_rows(table: Table) -> Iterator[str]:

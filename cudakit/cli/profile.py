@@ -15,10 +15,10 @@ from cudakit.cli.options import (
     FILE,
     Command,
     Value,
+    growth_limit,
     option,
     option_group,
     output_options,
-    percent,
     with_options,
 )
 from cudakit.cli.output import (
@@ -48,13 +48,6 @@ if TYPE_CHECKING:
 ACTIVITY_FORMATS = (*ROW_FORMATS, *TIMELINE_FORMATS, *STACK_FORMATS)
 FORMATS = (*COMMON_FORMATS, *ACTIVITY_FORMATS)
 _LOG_HINT = "write a log with: cudakit run --profile --log FILE PROGRAM"
-
-
-def _parse_slower(text: str) -> float:
-    kind, _, amount = text.partition(":")
-    if kind != "slower" or not amount:
-        raise click.BadParameter(f"{text!r} is not slower:PERCENT, for example slower:5%")
-    return percent(amount)
 
 
 TOP = option(
@@ -101,7 +94,7 @@ _OPTIONS = (
         option(
             "--fail-on",
             "limit",
-            type=Value(("slower:5%",), _parse_slower),
+            type=Value(("slower:5%",), growth_limit("slower")),
             metavar="slower:PERCENT",
             help="With --diff: exit with 1 if the median step of a GPU, or without steps its measured time, "
             "is longer by more than PERCENT. Example: slower:5%.",

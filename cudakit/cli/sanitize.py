@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from cudakit.cli.options import FILE, Command, option_group, output_options, with_options
-from cudakit.cli.output import OutputOptions, Progress, open_outputs, progress_line
+from cudakit.cli.output import OutputOptions, open_outputs, progress_line
 from cudakit.cli.run import (
     BASELINE_OPTION,
     HOST_THREADS_OPTION,
@@ -24,9 +24,6 @@ from cudakit.cli.run.race_report import (
     open_baseline,
     race_report,
 )
-
-if TYPE_CHECKING:
-    from cudakit.sanitize.races import SanitizeResult
 
 
 @click.command(cls=Command)
@@ -68,35 +65,6 @@ def sanitize(
     cudakit sanitize races.log --show possible
     cudakit sanitize races.log --suppress 'kernel:nccl*' -o races.html
     """
-    with (
-        open_outputs(output) as outputs,
-        open_baseline(write_baseline, output) as new_baseline,
-    ):
-        with progress_line(quiet=output.quiet) as progress:
-            result = _analyze(
-                Path(file),
-                show,
-                suppress,
-                baseline,
-                counts_library_races=counts_library_races,
-                strict_threads=host_threads == "strict",
-                progress=progress,
-            )
-        outputs.write(race_report(result))
-        new_baseline.write(result)
-    return exit_code(result, races_are_accepted=write_baseline is not None)
-
-
-def _analyze(
-    path: Path,
-    show: Literal["likely", "possible"],
-    suppress: tuple[str, ...],
-    baseline: str | None,
-    *,
-    counts_library_races: bool,
-    strict_threads: bool,
-    progress: Progress,
-) -> SanitizeResult:
     from cudakit.gpu.compile import demangle
     from cudakit.sanitize.baseline import suppressions
     from cudakit.sanitize.detector import analyze_log
@@ -104,19 +72,25 @@ def _analyze(
     from cudakit.sanitize.races import Confidence
     from cudakit.trace.run_log import LogReader
 
-    min_confidence = Confidence(show)
-    report = RaceCollector(
-        min_confidence=min_confidence,
-        suppressions=suppressions(suppress),
-        baseline=match_baseline(baseline),
-        counts_library_races=counts_library_races,
-        demangle=demangle,
-    )
-    with LogReader(path) as log:
-        return analyze_log(
-            log,
-            report,
-            min_confidence=min_confidence,
-            strict_threads=strict_threads,
-            progress=progress,
+    with (
+        open_outputs(output) as outputs,
+        open_baseline(write_baseline, output) as new_baseline,
+    ):
+        collector = RaceCollector(
+            min_confidence=Confidence(show),
+            suppressions=suppressions(suppress),
+            baseline=match_baseline(baseline),
+            counts_library_races=counts_library_races,
+            demangle=demangle,
         )
+        with progress_line(quiet=output.quiet) as progress, LogReader(Path(file)) as log:
+            result = analyze_log(
+                log,
+                collector,
+                min_confidence=Confidence(show),
+                strict_threads=host_threads == "strict",
+                progress=progress,
+            )
+        outputs.write(race_report(result))
+        new_baseline.write(result)
+    return exit_code(result, races_are_accepted=write_baseline is not None)

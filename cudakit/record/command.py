@@ -140,36 +140,27 @@ def active_python(
     cudakit, possibly in another environment. It is returned if the user named it: ``python -m cudakit``, or
     ``.venv/bin/cudakit`` of an inactive environment. ``started_as`` replaces sys.argv[0].
     """
-    if _did_user_name_python(started_as or sys.argv[0], cudakit_python, environment):
-        return cudakit_python
-    if environment.get("VIRTUAL_ENV"):
-        candidate: str | None = os.path.join(environment["VIRTUAL_ENV"], "bin", "python")
-        if os.access(str(candidate), os.X_OK):
-            return _cudakit_python_if_same(str(candidate), cudakit_python)
-    search_path = environment.get("PATH")
-    candidate = shutil.which("python3", path=search_path) or shutil.which(
-        "python", path=search_path
-    )
-    return _cudakit_python_if_same(candidate, cudakit_python) if candidate else cudakit_python
-
-
-def _did_user_name_python(
-    started_as: str, cudakit_python: str, environment: Mapping[str, str]
-) -> bool:
-    if os.path.basename(started_as) == "__main__.py":
-        return True
+    started_as = started_as or sys.argv[0]
     directory = os.path.dirname(os.path.abspath(started_as))
     path_directories = environment.get("PATH", "").split(os.pathsep)
     active_directory = os.path.join(environment.get("VIRTUAL_ENV", ""), "bin")
     is_beside_python = directory == os.path.dirname(cudakit_python)
-    return is_beside_python and directory not in (*path_directories, active_directory)
-
-
-def _cudakit_python_if_same(candidate: str, cudakit_python: str) -> str:
-    """Return cudakit's Python if a candidate is in the same directory, else the path of the candidate."""
-    directory = os.path.dirname(os.path.abspath(candidate))
-    is_same = directory == os.path.dirname(cudakit_python)
-    return cudakit_python if is_same else os.path.abspath(candidate)
+    if os.path.basename(started_as) == "__main__.py" or (
+        is_beside_python and directory not in (*path_directories, active_directory)
+    ):
+        return cudakit_python
+    candidate: str | None = os.path.join(active_directory, "python")
+    if not environment.get("VIRTUAL_ENV") or not os.access(str(candidate), os.X_OK):
+        search_path = environment.get("PATH")
+        candidate = shutil.which("python3", path=search_path) or shutil.which(
+            "python", path=search_path
+        )
+    if not candidate:
+        return cudakit_python
+    # The Python of cudakit may have another name in the same directory.
+    candidate = os.path.abspath(candidate)
+    is_same = os.path.dirname(candidate) == os.path.dirname(cudakit_python)
+    return cudakit_python if is_same else candidate
 
 
 def interpreter(program: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Find what recording needs: NVIDIA's Sanitizer API, cudakit's native modules, and ptxas."""
+"""Find what recording needs: NVIDIA's Sanitizer API and CUPTI, cudakit's native modules, and ptxas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cudakit.errors import EnvironmentUnusable
 
-LIBRARY_OVERRIDE = "CUDAKIT_SANITIZER_LIBRARY"
+SANITIZER_OVERRIDE = "CUDAKIT_SANITIZER_LIBRARY"
+CUPTI_OVERRIDE = "CUDAKIT_CUPTI_LIBRARY"
 PTXAS_OVERRIDE = "CUDAKIT_PTXAS"
 # Older libraries do not report the tensor-map loads of Hopper.
 OLDEST_LIBRARY = (13, 4)
@@ -82,15 +83,9 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
 
     Raises EnvironmentUnusable if there is none, or the newest is older than 13.4.
     """
-    override = paths.environment.get(LIBRARY_OVERRIDE)
+    override = overriding_library(paths, SANITIZER_OVERRIDE, _LIBRARY_NAME)
     if override:
-        path = Path(override)
-        if not path.is_file():
-            raise EnvironmentUnusable(
-                f"{LIBRARY_OVERRIDE} is {override!r}, which is not a file",
-                hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY_NAME}",
-            )
-        library = Library(path.absolute(), _library_version(path))
+        library = Library(override, _library_version(override))
     else:
         directories = (
             *(
@@ -113,11 +108,40 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
         needed_version = ".".join(map(str, OLDEST_LIBRARY))
         raise EnvironmentUnusable(
             f"{library} is too old; version {needed_version} or newer is required",
-            hint=f"unset {LIBRARY_OVERRIDE}, or set it to a newer library"
+            hint=f"unset {SANITIZER_OVERRIDE}, or set it to a newer library"
             if override
             else INSTALL_LIBRARY,
         )
     return library
+
+
+_DRIVER_VERSION_FILE = "proc/driver/nvidia/version"
+# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
+_DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+((\d+)\.[\d.]+)")
+
+
+def driver_version(root: Path) -> tuple[str, int] | None:
+    """Return the version of the driver and its first number.
+
+    Returns None if there is no driver, which a program without CUDA does not need, or its version is hidden.
+    """
+    try:
+        version_text = (root / _DRIVER_VERSION_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    version_match = _DRIVER_VERSION.search(version_text)
+    return (version_match[1], int(version_match[2])) if version_match else None
+
+
+def overriding_library(paths: SearchPaths, variable: str, name: str) -> Path | None:
+    """Return the library that an environment variable names. Raises EnvironmentUnusable if it is no file."""
+    override = paths.environment.get(variable)
+    if override and not Path(override).is_file():
+        raise EnvironmentUnusable(
+            f"{variable} is {override!r}, which is not a file",
+            hint=f"unset {variable}, or set it to the path of {name}",
+        )
+    return Path(override).absolute() if override else None
 
 
 def toolkit_directories(paths: SearchPaths) -> Iterator[Path]:
@@ -137,20 +161,17 @@ def unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
 def _library_version(library: Path) -> tuple[int, ...]:
     """Return the version of the toolkit or wheel that contains the library; () if it is unknown."""
     for directory in library.resolve().parents[1:4]:
-        if version_text := _toolkit_or_wheel_version(directory):
-            return tuple(int(number_text) for number_text in re.findall(r"\d+", version_text))
+        try:
+            components = json.loads((directory / "version.json").read_text(encoding="utf-8"))
+            version = str(components["cuda_sanitizer_api"]["version"])
+        except (OSError, ValueError, KeyError, TypeError):  # container images do not have the file
+            names = (path.name for path in directory.glob("*.dist-info"))
+            wheels = map(_WHEEL_VERSION.fullmatch, names)
+            matches = (_TOOLKIT_NAME.fullmatch(directory.name), *wheels)
+            version = next((match[1] for match in matches if match), "")
+        if version:
+            return tuple(map(int, re.findall(r"\d+", version)))
     return ()
-
-
-def _toolkit_or_wheel_version(directory: Path) -> str:
-    """Return the version in version.json, else in the name of a toolkit's directory or of a wheel, or ""."""
-    try:
-        components = json.loads((directory / "version.json").read_text(encoding="utf-8"))
-        return str(components["cuda_sanitizer_api"]["version"])
-    except (OSError, ValueError, KeyError, TypeError):  # container images do not have the file
-        names = (path.name for path in directory.glob("*.dist-info"))
-        matches = (_TOOLKIT_NAME.fullmatch(directory.name), *map(_WHEEL_VERSION.fullmatch, names))
-        return next((match[1] for match in matches if match), "")
 
 
 def find_recorder(paths: SearchPaths) -> Path:
@@ -256,3 +277,98 @@ def _run_ptxas(*command: str | Path) -> str:
             (result.stderr or result.stdout).strip() or f"exit status {result.returncode}"
         )
     return result.stdout
+
+
+# --- CUPTI, NVIDIA's library for profilers ----------------------------------------------------------
+
+_CUPTI_NAME = re.compile(r"libcupti\.so\.(\d+)")
+# The wheels of CUDA 13 and of CUDA 12. torch and JAX load CUPTI from there.
+_CUPTI_IN_PACKAGES = ("nvidia/cu*/lib", "nvidia/cuda_cupti/lib")
+_CUPTI_IN_TOOLKIT = ("extras/CUPTI/lib64", "targets/*/lib", "lib64")
+# Directories below the root for packages of Linux distributions.
+_CUPTI_IN_SYSTEM = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
+# torch/version.py: cuda: Optional[str] = '13.0'
+_TORCH_CUDA_VERSION = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.", re.MULTILINE)
+# The first driver of each CUDA release, by the major version of the release, on which CUPTI depends too.
+_FIRST_DRIVERS = {13: 580, 12: 525}
+_INSTALL_CUPTI = {13: "pip install 'cudakit[profile]'", 12: "pip install nvidia-cuda-cupti-cu12"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cupti:
+    """A libcupti.so, with the major version of its CUDA release."""
+
+    path: Path
+    major: int
+
+
+def find_cupti(paths: SearchPaths) -> Cupti:
+    """Return the library of CUPTI that torch loads, or else the newest that the driver supports.
+
+    The variable CUDAKIT_CUPTI_LIBRARY overrides this choice with a path. Raises EnvironmentUnusable if no
+    library is found.
+    """
+    if path := overriding_library(paths, CUPTI_OVERRIDE, "libcupti.so"):
+        name_match = _CUPTI_NAME.fullmatch(path.name)
+        return Cupti(path, int(name_match[1]) if name_match else 0)
+    supported_major = _supported_major(paths.root)
+    libraries = [library for library in _installed_cupti(paths) if library.major <= supported_major]
+    torch_major = _torch_major(paths.packages)
+    preferred_libraries = [library for library in libraries if library.major == torch_major]
+    # Among libraries of one version the first is used: packages come before toolkits.
+    library = max(preferred_libraries or libraries, key=lambda library: library.major, default=None)
+    if library is None:
+        raise EnvironmentUnusable(
+            f"CUPTI, NVIDIA's profiling library, is not installed for CUDA {supported_major}",
+            hint=_INSTALL_CUPTI.get(supported_major, _INSTALL_CUPTI[max(_INSTALL_CUPTI)]),
+        )
+    return library
+
+
+def _installed_cupti(paths: SearchPaths) -> Iterator[Cupti]:
+    library_path = filter(None, paths.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    places: list[tuple[Path, Sequence[str]]] = []
+    for packages in unique_directories(map(Path, paths.packages)):
+        places.append((packages, _CUPTI_IN_PACKAGES))
+        # site-packages of a Conda environment: PREFIX/lib/python3.12/site-packages
+        places += [(parent, (".",)) for parent in packages.parents[1:2]]
+    places += [
+        (toolkit, _CUPTI_IN_TOOLKIT) for toolkit in unique_directories(toolkit_directories(paths))
+    ]
+    places += [(Path(name), (".",)) for name in library_path]
+    for directory, patterns in (*places, (paths.root, _CUPTI_IN_SYSTEM)):
+        for path in (
+            path
+            for pattern in patterns
+            for path in sorted(directory.glob(f"{pattern}/libcupti.so.*"))
+        ):
+            name_match = _CUPTI_NAME.fullmatch(path.name)
+            # Toolkits also have files named after a release of CUPTI, such as libcupti.so.2025.3.1.
+            if name_match and int(name_match[1]) < 1000 and path.is_file():
+                yield Cupti(path.absolute(), int(name_match[1]))
+
+
+def _supported_major(root: Path) -> int:
+    """Return the newest CUDA release that the driver supports; the newest of all if there is no driver."""
+    version = driver_version(root)
+    if version is None:
+        return max(_FIRST_DRIVERS)
+    # A driver is newer than the last known release if its number is higher.
+    return next(
+        (major for major, first_driver in _FIRST_DRIVERS.items() if version[1] >= first_driver),
+        min(_FIRST_DRIVERS),
+    )
+
+
+def _torch_major(packages: Sequence[str]) -> int | None:
+    """Return the major version of the CUDA release that the installed torch is built for."""
+    for directory in packages:
+        try:
+            version_source = Path(directory, "torch/version.py").read_text(
+                encoding="utf-8", errors="replace"
+            )
+        except OSError:
+            continue
+        version_match = _TORCH_CUDA_VERSION.search(version_source)
+        return int(version_match[1]) if version_match else None
+    return None

@@ -14,7 +14,10 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.record.installed import (
+    CUPTI_OVERRIDE,
     SearchPaths,
+    driver_version,
+    find_cupti,
     find_frame_readers,
     find_recorder,
     find_sanitizer_library,
@@ -24,9 +27,6 @@ from cudakit.record.struct_layouts import check_structures
 
 # The first driver that makes callbacks for events and waits (Sanitizer_CallbackIdEvents).
 _OLDEST_DRIVER = 515
-_DRIVER_VERSION_FILE = "proc/driver/nvidia/version"
-# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
-_DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+((\d+)\.[\d.]+)")
 
 _OLDEST_PYTHON = (3, 11)
 _TRIAL_SCRIPT = Path(__file__).with_name("try_recorder.py")
@@ -73,6 +73,24 @@ class RecorderFiles:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ProfileFiles:
+    """The files that a profile uses, after all checks passed."""
+
+    library: Path  # path of libcupti.so
+    recorder: Path  # path of the native recorder
+    # Modules that read Python frames, by sys.implementation.cache_tag.
+    frame_modules: Mapping[str, Path]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the paths that are passed to the program in its environment, as JSON values."""
+        return {
+            "cupti": str(self.library),
+            "recorder": str(self.recorder),
+            "frames": {tag: str(path) for tag, path in self.frame_modules.items()},
+        }
+
+
 def preflight(
     python: str | None, *, paths: SearchPaths | None = None
 ) -> RecorderFiles | EnvironmentUnusable:
@@ -111,6 +129,35 @@ def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
     )
 
 
+def preflight_profile(
+    python: str | None, *, paths: SearchPaths | None = None
+) -> ProfileFiles | EnvironmentUnusable:
+    """Check whether programs of an interpreter can be profiled on this machine; return the reason if not.
+
+    ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. CUDA is not
+    loaded into this process: CUPTI is tried in another process.
+    """
+    try:
+        return _find_profile_files(python or sys.executable, paths or SearchPaths.of_this_process())
+    except EnvironmentUnusable as error:
+        return error
+
+
+def _find_profile_files(python: str, paths: SearchPaths) -> ProfileFiles:
+    refuse_other_tools(paths.environment)
+    packages = [] if python == sys.executable else search_path(python, paths.environment)
+    # The program's packages come first: its framework loads CUPTI from there.
+    paths = replace(paths, packages=(*packages, *paths.packages))
+    recorder, library = find_recorder(paths), find_cupti(paths)
+    result = try_library(python, paths.environment, recorder, library.path, "profile")
+    if "error" in result:
+        raise EnvironmentUnusable(
+            f"programs cannot be profiled: {result['error']}",
+            hint=f"the library is {library.path}; {CUPTI_OVERRIDE}=FILE names another one",
+        )
+    return ProfileFiles(library.path, recorder, find_frame_readers(paths))
+
+
 def refuse_other_tools(environment: Mapping[str, str]) -> None:
     """Raise EnvironmentUnusable if the environment attaches another tool to CUDA programs."""
     tool = environment.get(_INJECTION_VARIABLE)
@@ -130,19 +177,6 @@ def _other_tool_error(variable: str, effect: str) -> EnvironmentUnusable:
         f"{variable} {effect}; only one tool can attach to a process",
         hint=f"run cudakit without that tool, or unset {variable}",
     )
-
-
-def driver_version(root: Path) -> tuple[str, int] | None:
-    """Return the version of the driver and its first number.
-
-    Returns None if there is no driver, which a program without CUDA does not need, or its version is hidden.
-    """
-    try:
-        version_text = (root / _DRIVER_VERSION_FILE).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    version_match = _DRIVER_VERSION.search(version_text)
-    return (version_match[1], int(version_match[2])) if version_match else None
 
 
 def search_path(python: str, environment: Mapping[str, str]) -> list[str]:

@@ -123,16 +123,13 @@ class AgentMessages:
                 and len(process_text) <= _PID_DIGITS
                 and suffix in set(AgentMessageKind)
             ):
-                for message_line in self._new_lines(name):
-                    yield AgentMessage(int(process_text), AgentMessageKind(suffix), message_line)
-
-    def _new_lines(self, name: str) -> Iterator[str]:
-        path = self._directory / name
-        if path.is_symlink() or not path.is_file():
-            return
-        read_bytes = self._read_bytes.get(name, 0)
-        new_content = path.read_bytes()[read_bytes:]
-        complete_lines = new_content[: new_content.rfind(b"\n") + 1]
-        self._read_bytes[name] = read_bytes + len(complete_lines)
-        for line in complete_lines.splitlines():
-            yield line.decode("utf-8", "surrogateescape")
+                path = self._directory / name
+                if path.is_symlink() or not path.is_file():
+                    continue
+                read_bytes = self._read_bytes.get(name, 0)
+                new_content = path.read_bytes()[read_bytes:]
+                complete_lines = new_content[: new_content.rfind(b"\n") + 1]
+                self._read_bytes[name] = read_bytes + len(complete_lines)
+                for line in complete_lines.splitlines():
+                    text = line.decode("utf-8", "surrogateescape")
+                    yield AgentMessage(int(process_text), AgentMessageKind(suffix), text)

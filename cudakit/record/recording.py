@@ -22,10 +22,9 @@ from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, FRAMES_VARIABLE, PROFILE_E
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.record.agent.pool_hooks import PoolHooks
 from cudakit.record.agent.torch_import import after_import, after_torch_import, attribute_backward
-from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import Accesses, add_device_patches
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.record.preflight import RecorderFiles, preflight
+from cudakit.record.preflight import ProfileFiles, RecorderFiles, preflight, preflight_profile
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool
 
@@ -232,8 +231,9 @@ def _profile_cuda(trace_directory: Path) -> CudaRecording:
             f"another tool is attached by CUDA_INJECTION64_PATH: {why_no_profile}",
             hint="unset the variable",
         )
-    notes = _nvtx_notes(other_nvtx_tool)
-    return CudaRecording(notes=notes, flush=recorder.finish, is_recorded=True)
+    return CudaRecording(
+        notes=_nvtx_notes(other_nvtx_tool), flush=recorder.finish, is_recorded=True
+    )
 
 
 def _nvtx_notes(other_tool: str) -> tuple[str, ...]:
@@ -278,11 +278,8 @@ def _record_cuda(
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
     after_torch_import(partial(attribute_backward, recorder))
-    recorded_accesses: Accesses = "arguments"
-    if files.patches:
-        recorded_accesses = "auto" if files.templates else "exact"
     return CudaRecording(
-        accesses=recorded_accesses,
+        accesses=("auto" if files.templates else "exact") if files.patches else "arguments",
         notes=(*filter(None, (note,)), *_nvtx_notes(other_nvtx_tool)),
         flush=getattr(recorder, "read", None),
         is_recorded=True,

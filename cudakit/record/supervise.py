@@ -7,12 +7,15 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from signal import Signals
 from tempfile import TemporaryDirectory, gettempdir
+from types import FrameType
+from typing import Any
 
 from cudakit.record.command import Command, CommandNotExecutable, CommandNotFound
 from cudakit.record.protocol import (
@@ -22,7 +25,6 @@ from cudakit.record.protocol import (
     Settings,
     child_environment,
 )
-from cudakit.record.signals import SignalRelay
 from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool, delete_abandoned
 
 _SECONDS_BETWEEN_READS = 0.05
@@ -135,7 +137,19 @@ class Child:
     ) -> None:
         # Exit status of the program, as in subprocess: -N if signal N ended it; None while it runs.
         self.status: int | None = None
-        self.process = _spawn(command, environment, mask)
+        spawn = partial(os.posix_spawn, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
+        try:
+            self.process = spawn(command.program, command.argv, environment)
+        except FileNotFoundError as error:
+            raise CommandNotFound(
+                f"{command.program}: the file or its interpreter does not exist"
+            ) from error
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise CommandNotExecutable(f"{command.program}: {error.strerror}") from error
+            # The program is a script without a shebang line. Run it with sh, as shells and execvp do.
+            argv = ("/bin/sh", command.program, *command.argv[1:])
+            self.process = spawn(argv[0], argv, environment)
 
     def poll(self) -> int | None:
         """Return the status if the program has ended. If a terminal stopped it, stop this process, too."""
@@ -153,21 +167,6 @@ class Child:
         """Send a signal, unless the program has ended."""
         if self.status is None:
             os.kill(self.process, signal_number)
-
-
-def _spawn(command: Command, environment: Mapping[str, str], mask: Iterable[Signals]) -> int:
-    spawn = partial(os.posix_spawn, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
-    try:
-        return spawn(command.program, command.argv, environment)
-    except FileNotFoundError as error:
-        raise CommandNotFound(
-            f"{command.program}: the file or its interpreter does not exist"
-        ) from error
-    except OSError as error:
-        if error.errno != errno.ENOEXEC:
-            raise CommandNotExecutable(f"{command.program}: {error.strerror}") from error
-    # The program is a script without a shebang line. Run it with sh, as shells and execvp do.
-    return spawn("/bin/sh", ("/bin/sh", command.program, *command.argv[1:]), environment)
 
 
 def end_like_program(status: int) -> int:
@@ -192,3 +191,91 @@ def end_like_program(status: int) -> int:
 def shell_status(status: int) -> int:
     """Return a status as a shell does: 128 plus the number of the signal that ended the program."""
     return status if status >= 0 else 128 - status
+
+
+# --- Relay signals to the program that cudakit runs ------------------------------------------------
+#
+# Both processes are in one process group, so signals of a terminal reach the program directly and are not
+# relayed. Signals that were sent to cudakit alone are relayed.
+
+# Code of a signal that the kernel sent, for example its terminal driver (asm-generic/siginfo.h).
+_SI_KERNEL = 0x80
+# Signals that a terminal can send.
+_TERMINAL_SIGNALS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
+_RELAYED_SIGNALS = _TERMINAL_SIGNALS | {
+    Signals.SIGTERM,
+    Signals.SIGHUP,
+    Signals.SIGUSR1,
+    Signals.SIGUSR2,
+    Signals.SIGCONT,
+}
+
+
+class SignalRelay:
+    """Receives signals inside the ``with`` block, instead of their default actions.
+
+    ``mask`` is the previous signal mask, for programs that are started in the block. Ignored signals stay
+    ignored, as ``nohup`` requires.
+    """
+
+    def __init__(self) -> None:
+        self.mask: set[Signals] = set()
+        self._handled_signals = {
+            signal_number
+            for signal_number in _RELAYED_SIGNALS
+            if signal.getsignal(signal_number) is not signal.SIG_IGN
+        }
+        self._handlers: dict[Signals, Any] = {}
+        self._signals_of_other_threads: deque[Signals] = deque()
+
+    def __enter__(self) -> SignalRelay:
+        awaited_signals = self._handled_signals | {Signals.SIGCHLD}
+        self._handlers = {
+            signal_number: signal.signal(signal_number, self._receive)
+            for signal_number in awaited_signals
+        }
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited_signals)
+        self.mask = {Signals(number) for number in previous_mask if number in set(Signals)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+        for signal_number, handler in self._handlers.items():
+            signal.signal(signal_number, handler)
+
+    def wait_for_signals(self, seconds: float) -> Iterator[Signals]:
+        """Yield the signals to relay. Return when a child changes state, or after a number of seconds."""
+        while self._signals_of_other_threads:
+            signal_number = self._signals_of_other_threads.popleft()
+            if signal_number in self._handled_signals and not (
+                signal_number in _TERMINAL_SIGNALS and _is_in_foreground()
+            ):
+                yield signal_number
+        deadline = time.monotonic() + seconds
+        awaited_signals = self._handled_signals | {Signals.SIGCHLD}
+        while signal_info := signal.sigtimedwait(
+            awaited_signals, max(deadline - time.monotonic(), 0)
+        ):
+            if signal_info.si_signo == Signals.SIGCHLD:
+                return
+            if signal_info.si_code != _SI_KERNEL:
+                yield Signals(signal_info.si_signo)
+
+    def _receive(self, signal_number: int, _: FrameType | None) -> None:
+        # The operating system delivered the signal to a library's thread, which does not block the signal.
+        # The sender of such a signal is unknown.
+        self._signals_of_other_threads.append(Signals(signal_number))
+
+
+def _is_in_foreground() -> bool:
+    """Return whether this process group is the foreground group of its terminal."""
+    try:
+        terminal_descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal_descriptor) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal_descriptor)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 import cudakit
-from cudakit.cli.run.session import check_profile
-from cudakit.record.cupti import LIBRARY_OVERRIDE
+from cudakit.cli.run.session import usable_files
+from cudakit.record.installed import CUPTI_OVERRIDE
+from cudakit.record.preflight import preflight_profile
 
 ROOT = Path(__file__).parents[2]
 FAKE_CUPTI = ROOT / "tests/record/fake_cupti.c"
@@ -76,7 +78,7 @@ def profile(
     result = subprocess.run(
         [*CUDAKIT_RUN, "--profile", "-q", "-o", "profile.json", *options, "program.py"],
         cwd=directory,
-        env={**os.environ, LIBRARY_OVERRIDE: str(library)},
+        env={**os.environ, CUPTI_OVERRIDE: str(library)},
         capture_output=True,
         text=True,
         check=False,
@@ -245,16 +247,22 @@ for i in range(1, 4):
 def test_program_is_refused_without_cupti_on_a_machine_with_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(LIBRARY_OVERRIDE, str(tmp_path / "missing.so"))
+    monkeypatch.setenv(CUPTI_OVERRIDE, str(tmp_path / "missing.so"))
     notes: list[str] = []
+    usable = partial(
+        usable_files,
+        preflight_profile(None),
+        "the program was not profiled",
+        add_note=notes.append,
+    )
     with pytest.raises(cudakit.EnvironmentUnusable, match="is not a file"):
-        check_profile(None, has_device=lambda: True, refuse=True, add_note=notes.append)
+        usable(has_device=lambda: True, refuse=True)
     assert not notes
 
-    assert not check_profile(None, has_device=lambda: True, refuse=False, add_note=notes.append)
+    assert not usable(has_device=lambda: True, refuse=False)
     assert "the program was not profiled" in notes.pop()
 
-    assert not check_profile(None, has_device=lambda: False, refuse=True, add_note=notes.append)
+    assert not usable(has_device=lambda: False, refuse=True)
     assert not notes
 
 

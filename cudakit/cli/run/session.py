@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, TypeVar
 
 import click
 
@@ -36,14 +37,15 @@ from cudakit.cli.run.race_report import (
 )
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.record.command import Command, resolve
-from cudakit.record.cupti import ProfileFiles, preflight_profile
 from cudakit.record.device_patch import add_device_patches
-from cudakit.record.preflight import RecorderFiles, preflight
+from cudakit.record.preflight import ProfileFiles, RecorderFiles, preflight, preflight_profile
 from cudakit.record.protocol import AgentMessage, AgentMessageKind, ProfileSettings, Settings
 from cudakit.record.supervise import end_like_program, shell_status, supervise
 from cudakit.sanitize.races import Confidence
 from cudakit.trace.run_log import NO_REAL_GPU_WORK, Outcome
 from cudakit.trace.spool import Batch
+
+_Files = TypeVar("_Files", RecorderFiles, ProfileFiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,59 +92,28 @@ class RunSpec:
                 hint="add --sanitize or --profile; --memory writes its result with --snapshot FILE",
             )
         is_recorded = self.sanitize or self.profile
-        if not self.profile:
-            _refuse_options(self.time_options(), "--profile")
-        elif self.sanitize:
+        _refuse_without("--profile", self.profile, self.time_options())
+        if self.profile and self.sanitize:
             raise UsageError(
                 "--profile and --sanitize exclude each other: --profile uses NVIDIA's CUPTI, --sanitize its"
                 " Sanitizer API, and a process can use only one of them",
                 hint="run the program twice: once with --sanitize, once with --profile",
             )
-        elif self.memory and not self.no_driver:
+        if self.profile and self.memory and not self.no_driver:
             raise UsageError(
                 "--profile with --memory needs --no-driver: --profile uses NVIDIA's CUPTI, --memory its"
                 " Sanitizer API, and a process can use only one of them",
                 hint="add --no-driver, which records memory by the hooks of libraries only",
             )
-        if self.log is not None and not is_recorded:
-            _refuse_options(["--log"], "--sanitize or --profile")
-        if self.require_gpu and not is_recorded:
-            _refuse_options(["--require-gpu"], "--sanitize or --profile")
+        recorders = "--sanitize or --profile"
+        _refuse_without(recorders, is_recorded, {"--log": self.log is not None})
+        _refuse_without(recorders, is_recorded, {"--require-gpu": self.require_gpu})
         if self.delay is not None and self.paused:
             raise UsageError(
                 "--delay and --paused exclude each other: both choose when the profile begins",
                 hint="remove --delay or --paused",
             )
-        if not self.sanitize:
-            _refuse_options(self._race_options(), "--sanitize")
-        if self.snapshot is not None and not self.memory:
-            _refuse_options(["--snapshot"], "--memory")
-        if self.limit is not None and not self.memory:
-            _refuse_options(["--limit"], "--memory")
-        if self.no_driver and self.sanitize:
-            raise UsageError(
-                "--no-driver and --sanitize exclude each other",
-                hint="remove --no-driver: --sanitize records calls of the driver",
-            )
-        if self.no_driver and not self.memory:
-            _refuse_options(["--no-driver"], "--memory")
-        if self.fail_on and self.limit is None:
-            raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
-        refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
-
-    def time_options(self) -> list[str]:
-        """List the options for times of a profile that were passed."""
-        is_passed_by_option = {
-            "--delay": self.delay is not None,
-            "--duration": self.duration is not None,
-            "--range": self.range_name is not None,
-            "--paused": self.paused,
-        }
-        return [option for option, is_passed in is_passed_by_option.items() if is_passed]
-
-    def _race_options(self) -> list[str]:
-        """List the options on races that were passed."""
-        is_passed_by_option = {
+        race_options = {
             "--show": self.show == "possible",
             "--suppress": self.suppress,
             "--baseline": self.baseline,
@@ -152,13 +123,34 @@ class RunSpec:
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
         }
-        return [option for option, is_passed in is_passed_by_option.items() if is_passed]
+        _refuse_without("--sanitize", self.sanitize, race_options)
+        _refuse_without("--memory", self.memory, {"--snapshot": self.snapshot is not None})
+        _refuse_without("--memory", self.memory, {"--limit": self.limit is not None})
+        if self.no_driver and self.sanitize:
+            raise UsageError(
+                "--no-driver and --sanitize exclude each other",
+                hint="remove --no-driver: --sanitize records calls of the driver",
+            )
+        _refuse_without("--memory", self.memory, {"--no-driver": self.no_driver})
+        if self.fail_on and self.limit is None:
+            raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
+        refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
+
+    def time_options(self) -> dict[str, bool]:
+        """Return which of the options for times of a profile were passed."""
+        return {
+            "--delay": self.delay is not None,
+            "--duration": self.duration is not None,
+            "--range": self.range_name is not None,
+            "--paused": self.paused,
+        }
 
 
-def _refuse_options(options: Sequence[str], needed: str) -> None:
+def _refuse_without(needed: str, is_needed_passed: bool, options: Mapping[str, object]) -> None:
     """Raise UsageError if options were passed that need another option."""
-    if options:
-        verb, names = "needs" if len(options) == 1 else "need", " and ".join(options)
+    passed = [name for name, value in options.items() if value]
+    if passed and not is_needed_passed:
+        verb, names = "needs" if len(passed) == 1 else "need", " and ".join(passed)
         raise UsageError(f"{names} {verb} {needed}", hint=f"add {needed}, or remove {names}")
 
 
@@ -234,7 +226,14 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     )
     formats = PROFILE_FORMATS if spec.profile else FORMATS
     outputs = stack.enter_context(open_outputs(spec.output, formats, open_terminal=standard_error))
-    path = _snapshot_file(spec) if spec.memory else None
+    path = None
+    if spec.memory:
+        from cudakit.memory.torch_snapshot import extended_stem
+
+        name = spec.snapshot or "cudakit-memory.pickle"
+        path = Path(name)
+        for file in (name, str(extended_stem(path, "-oom"))):
+            refuse_unwritable(file, force=spec.output.force)
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
     log = LogFile(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
@@ -242,13 +241,13 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
+    usable = partial(
+        usable_files,
+        refuse=spec.on_missing == "refuse",
+        add_note=partial(monitor.add_note, unrecorded=True),
+    )
     if spec.profile:
-        files = check_profile(
-            command.python,
-            has_device=_has_device,
-            refuse=spec.on_missing == "refuse",
-            add_note=lambda note: monitor.add_note(note, unrecorded=True),
-        )
+        files = usable(preflight_profile(command.python), "the program was not profiled")
         times = ProfileSettings(
             delay=spec.delay or 0.0,
             duration=spec.duration or 0.0,
@@ -256,7 +255,9 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
             paused=spec.paused,
         )
         settings = replace(settings, profile=times, **(files.settings() if files else {}))
-    if spec.sanitize and (ready_recorder := _prepare_recorder(spec, command, monitor)):
+    if spec.sanitize and (
+        ready_recorder := usable(preflight(command.python), "CUDA is not recorded")
+    ):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
@@ -282,47 +283,31 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     )
 
 
-def check_profile(
-    python: str | None,
-    *,
-    has_device: Callable[[], bool],
-    refuse: bool,
-    add_note: Callable[[str], None],
-) -> ProfileFiles | None:
-    """Return the files that a profile uses; None with a note if the program runs without a profile.
-
-    A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
-    """
-    files_or_refusal = preflight_profile(python)
-    if isinstance(files_or_refusal, ProfileFiles):
-        return files_or_refusal
-    if has_device():
-        if refuse:
-            raise files_or_refusal
-        add_note(
-            f"the program was not profiled: {files_or_refusal.message}; {files_or_refusal.hint}"
-        )
-    return None
-
-
-def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> RecorderFiles | None:
-    """Return the recorder's settings, or None if the program runs without a recorder."""
-    files_or_refusal = preflight(command.python)
-    if isinstance(files_or_refusal, RecorderFiles):
-        return files_or_refusal
-    if _has_device():
-        if spec.on_missing == "refuse":
-            raise files_or_refusal
-        reason = f"CUDA is not recorded: {files_or_refusal.message}; {files_or_refusal.hint}"
-        monitor.add_note(reason, unrecorded=True)
-    return None
-
-
 def _has_device() -> bool:
-    """Return whether the machine has a CUDA device."""
     from cudakit.gpu.cuda.current import device_count
 
     return device_count() > 0
+
+
+def usable_files(
+    files: _Files | EnvironmentUnusable,
+    failure: str,
+    *,
+    refuse: bool,
+    add_note: Callable[[str], None],
+    has_device: Callable[[], bool] = _has_device,
+) -> _Files | None:
+    """Return the files of a recorder; None, with a note, if the program runs without it.
+
+    A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
+    """
+    if not isinstance(files, EnvironmentUnusable):
+        return files
+    if has_device():
+        if refuse:
+            raise files
+        add_note(f"{failure}: {files.message}; {files.hint}")
+    return None
 
 
 def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int) -> int:
@@ -372,7 +357,8 @@ def _report_profile(
         has_cuda_calls = any(process.has_cuda_calls for process in activities)
         reason_without_work = monitor.why_no_profile(exit_status, has_cuda_calls=has_cuda_calls)
         monitor.add_note(reason_without_work)
-    if has_work and not has_real_work and (options := spec.time_options()):
+    options = [name for name, is_passed in spec.time_options().items() if is_passed]
+    if has_work and not has_real_work and options:
         verb = "has" if len(options) == 1 else "have"
         monitor.add_note(
             f"{' and '.join(options)} {verb} no effect on a simulated device, "
@@ -416,13 +402,3 @@ def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
 def _warn(line: str) -> None:
     """Print one line on standard error at once, because the program may print too."""
     click.echo(f"cudakit: {printable(line)}", err=True)
-
-
-def _snapshot_file(spec: RunSpec) -> Path:
-    """Return the path of the snapshot. Raises UsageError if it cannot be written."""
-    from cudakit.memory.torch_snapshot import extended_stem
-
-    path = spec.snapshot or "cudakit-memory.pickle"
-    for name in (path, extended_stem(Path(path), "-oom")):
-        refuse_unwritable(str(name), force=spec.output.force)
-    return Path(path)

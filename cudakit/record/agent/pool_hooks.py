@@ -94,18 +94,14 @@ class PoolHooks:
 
         hook = Hook()
         hook.__enter__()
-        self._enter_in_new_threads(hook.__enter__)
-
-    def _enter_in_new_threads(self, enter: "Callable[[], object]") -> None:
-        """Call ``enter`` at the start of each new thread, because CuPy's hooks apply to one thread only."""
         thread_class = sys.modules["threading"].Thread
-        run_thread, attempt = thread_class._bootstrap_inner, self._attempt
+        run_thread = thread_class._bootstrap_inner
 
         def _bootstrap_inner(thread: "Any") -> None:
-            attempt(enter)  # type: ignore[arg-type]
+            attempt(hook.__enter__)
             run_thread(thread)
 
-        thread_class._bootstrap_inner = _bootstrap_inner
+        thread_class._bootstrap_inner = _bootstrap_inner  # a hook applies to one thread only
 
     # --- Numba
 
@@ -225,22 +221,18 @@ class PoolHooks:
             self._attempt(self.profile_jax)
 
         atexit.register(at_exit)
-        arguments = (exit_event, os.getpid())
-        thread = threading.Thread(
-            target=self._poll_jax, args=arguments, name="cudakit-jax", daemon=True
-        )
-        thread.start()
+        pid = os.getpid()
 
-    def _poll_jax(self, exit_event: "Any", pid: int) -> None:
-        highest_bytes = 0.0
-        while not exit_event.wait(_JAX_POLL_SECONDS) and os.getpid() == pid:
-            bytes_in_use = sum(self._jax_bytes_in_use(device) for device in self._jax_devices())
-            if bytes_in_use > highest_bytes * _JAX_GROWTH:
-                highest_bytes = bytes_in_use
-                self._attempt(self.profile_jax)
+        def poll() -> None:
+            highest_bytes = 0.0
+            while not exit_event.wait(_JAX_POLL_SECONDS) and os.getpid() == pid:
+                statistics = [device.memory_stats() or {} for device in self._jax_devices()]
+                bytes_in_use = sum(int(values.get("bytes_in_use", 0)) for values in statistics)
+                if bytes_in_use > highest_bytes * _JAX_GROWTH:
+                    highest_bytes = bytes_in_use
+                    self._attempt(self.profile_jax)
 
-    def _jax_bytes_in_use(self, device: "Any") -> int:
-        return int((device.memory_stats() or {}).get("bytes_in_use", 0))
+        threading.Thread(target=poll, name="cudakit-jax", daemon=True).start()
 
     def _jax_devices(self) -> "list[Any]":
         """Return the GPUs of JAX, or an empty list if the program has not initialized JAX."""
