@@ -161,7 +161,14 @@ def measure_collectives(
     if any(rank.host != ranks[0].host for rank in ranks):
         link = "network"
     cases: dict[tuple[object, ...], Case] = {}
-    for workload in _workloads(spec, group, versions["nccl"], simulated=gpu.simulated):
+    sizes_bytes = spec.sizes_bytes or (_SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES)
+    for operation, dtype, place, size_bytes in product(
+        spec.operations, spec.dtypes, spec.places, sizes_bytes
+    ):
+        if place == "in-place" and operation in _OUT_OF_PLACE_ONLY:
+            continue
+        collective = make_collective(operation, ELEMENTS[dtype], size_bytes, len(ranks))
+        workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
         cases.setdefault(
             tuple(workload.axes.values()),
@@ -204,7 +211,14 @@ def measure_collectives(
         ranks=tuple(ranks),
         variables=dict(variables[0]) if variables else {},
         links=links,
-        rates=tuple(map(_collective_rate, result.results)),
+        rates=tuple(
+            CollectiveRate(*[Unavailable("the case was not measured")] * 3)
+            if case.bus_factor is None
+            else CollectiveRate(
+                case.bus_factor, case.per_second(case.bytes_moved), case.bus_bandwidth
+            )
+            for case in result.results
+        ),
     )
     differing_variables = [
         name
@@ -256,27 +270,6 @@ def _gpu_links(ranks: Sequence[RankFacts], nvml: NvmlView | Unavailable) -> Mapp
         if isinstance(path, str) and path:
             links[f"{number}-{other_number}"] = path
     return links
-
-
-def _workloads(
-    spec: NcclSpec, group: RankGroup, version: str, *, simulated: bool
-) -> list[CollectiveWorkload]:
-    """Return a workload per operation, data type, place and size."""
-    sizes_bytes = spec.sizes_bytes or (_SIMULATED_SIZES_BYTES if simulated else _SIZES_BYTES)
-    rank_count = len(group.channels)
-    return [
-        CollectiveWorkload(
-            group,
-            make_collective(operation, ELEMENTS[dtype], size_bytes, rank_count),
-            place,
-            "nccl",
-            version,
-        )
-        for operation, dtype, place, size_bytes in product(
-            spec.operations, spec.dtypes, spec.places, sizes_bytes
-        )
-        if place != "in-place" or operation not in _OUT_OF_PLACE_ONLY
-    ]
 
 
 def make_collective(
@@ -410,14 +403,6 @@ class PreparedCollective:
         if operation_id is not None and not self._group.failure:
             self._group.take_pending_work()
             self._group.request("release", operation_id=operation_id)
-
-
-def _collective_rate(case: CaseResult) -> CollectiveRate:
-    """Return the bandwidths of a case as nccl-tests define them."""
-    if case.bus_factor is None:
-        reason = Unavailable("the case was not measured")
-        return CollectiveRate(reason, reason, reason)
-    return CollectiveRate(case.bus_factor, case.per_second(case.bytes_moved), case.bus_bandwidth)
 
 
 # --- the report ---------------------------------------------------------------------------------------

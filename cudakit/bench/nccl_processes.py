@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudakit.bench.nccl_ranks import CLOSE, CLOSE_MESSAGE, REQUEST, Answers, Message, Rank
+from cudakit.bench.nccl_ranks import CLOSE, END_TIMEOUT_S, REQUEST, Answers, Message, Rank
 from cudakit.errors import CollectiveError, InputError, UsageError
 from cudakit.gpu.api import Gpu
 
@@ -76,8 +76,6 @@ _TCP_OPTIONS = {
 }
 _START_HINT = "start all ranks at the same time, or allow more time with --rank-timeout"
 
-# Maximum time that a process waits after a failure for its rank to end, before the process exits.
-_END_TIMEOUT_S = 3.0
 # Key of the message that ends a rank early; its value is the reason.
 _ENDED = "ended"
 
@@ -438,7 +436,7 @@ class RemoteChannel:
         self.send({_ENDED: reason})
 
     def close(self) -> None:
-        self._reader.join(_END_TIMEOUT_S)
+        self._reader.join(END_TIMEOUT_S)
         self._connection.close()
 
 
@@ -454,14 +452,12 @@ def serve_rank(
     Raises CollectiveError if another rank fails or rank 0 ends.
     """
 
-    def reply(message: Message) -> None:
+    def answer(rank_and_message: tuple[int, Message]) -> None:
         with suppress(OSError):  # The main thread reports the end of rank 0.
-            connection.send(message)
+            connection.send(rank_and_message[1])
 
     with closing(join(launch, rendezvous, facts, timeout_s)) as connection:
-        rank = Rank(open_gpu, launch.rank, launch.rank_count, reply)
-        thread = threading.Thread(target=rank.run, name="rank", daemon=True)
-        thread.start()
+        rank = Rank(open_gpu, launch.rank, launch.rank_count, answer)
         reason = ""
         while not reason:
             try:
@@ -473,11 +469,10 @@ def serve_rank(
             elif _ENDED in message:
                 reason = str(message[_ENDED])
             else:
-                rank.inbox.put(message)
+                rank.send(message)
                 if message.get(REQUEST) == CLOSE:
-                    thread.join(_END_TIMEOUT_S)
+                    rank.close()
                     return
-        rank.abort()
-        rank.inbox.put(CLOSE_MESSAGE)
-        thread.join(_END_TIMEOUT_S)
+        rank.abort(reason)
+        rank.close()
     raise CollectiveError(f"rank {launch.rank} stopped: {reason}")

@@ -45,7 +45,8 @@ from cudakit.gpu.api.collectives import (
 
 # After the first failure, the group waits this long for the reasons of the other ranks.
 _FAILURE_GRACE_S = 1.0
-_CLOSE_TIMEOUT_S = 5.0
+# Maximum time that a process waits for the end of a rank.
+END_TIMEOUT_S = 5.0
 # The operation id that marks a graph launch in a list of work.
 _GRAPH = -1
 _ALIGNING_OPERATION = Collective("all-reduce", FP32, 1)
@@ -71,7 +72,7 @@ Execution: TypeAlias = Sequence[int]
 
 
 class Channel(Protocol):
-    """The connection of rank 0's process to one rank: a thread, or another process."""
+    """The connection of rank 0's process to one rank: a ``Rank`` in it, or one in another process."""
 
     @property
     def name(self) -> str:
@@ -85,28 +86,6 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Wait for the end of the rank, and release the channel."""
-
-
-class LocalChannel:
-    """A rank in a thread of this process."""
-
-    def __init__(
-        self, open_gpu: Callable[[], Gpu], rank: int, rank_count: int, answers: Answers
-    ) -> None:
-        self.name = f"rank {rank}"
-        self._rank = Rank(open_gpu, rank, rank_count, lambda message: answers.put((rank, message)))
-        self._thread = Thread(target=self._rank.run, name=self.name, daemon=True)
-        self._thread.start()
-
-    def send(self, message: Message) -> None:
-        self._rank.inbox.put(message)
-
-    def abort(self, reason: str) -> None:  # noqa: ARG002 this process reports the reason
-        self._rank.abort()
-        self._rank.inbox.put(CLOSE_MESSAGE)
-
-    def close(self) -> None:
-        self._thread.join(_CLOSE_TIMEOUT_S)
 
 
 class RankGroup:
@@ -273,35 +252,50 @@ class GroupTimer:
 
 
 class Rank:
-    """Executes requests on one device. ``reply`` receives the answers; it is called in the same thread."""
+    """Executes requests on one device, in a thread of this process that it starts.
+
+    ``answer`` receives the rank and the answer to a request; it is called in that thread.
+    """
 
     def __init__(
         self,
         open_gpu: Callable[[], Gpu],
         rank: int,
         rank_count: int,
-        reply: Callable[[Message], None],
+        answer: Callable[[tuple[int, Message]], object],
     ) -> None:
-        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._open_gpu, self._reply = open_gpu, reply
+        self.name = f"rank {rank}"
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._open_gpu, self._answer = open_gpu, answer
         self._rank, self._rank_count = rank, rank_count
         self._communicators: dict[str, Communicator] = {}
         self._is_aborted = False
+        self._thread = Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
 
-    def abort(self) -> None:
-        """End the current operation. Any thread may call this method."""
+    def send(self, message: Message) -> None:
+        self._inbox.put(message)
+
+    def abort(self, reason: str) -> None:  # noqa: ARG002 this process reports the reason
+        self._abort_communicators()
+        self._inbox.put(CLOSE_MESSAGE)
+
+    def close(self) -> None:
+        self._thread.join(END_TIMEOUT_S)
+
+    def _abort_communicators(self) -> None:
         self._is_aborted = True
         for communicator in list(self._communicators.values()):
             communicator.abort()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Execute requests until the request ``CLOSE``, or until a request fails."""
         try:
             with closing(self._open_gpu()) as gpu, ExitStack() as cleanup:
                 requests = _Requests(
                     gpu, self._rank, self._rank_count, self._communicators, cleanup
                 )
-                while (message := self.inbox.get())[REQUEST] != CLOSE:
+                while (message := self._inbox.get())[REQUEST] != CLOSE:
                     answer: Message = {"number": message["number"]}
                     try:
                         if self._is_aborted:
@@ -312,12 +306,12 @@ class Rank:
                     except Unsupported as error:
                         answer["error"] = _describe_error(error)
                     except Exception as error:  # noqa: BLE001 rank 0 reports every error
-                        self.abort()
-                        self._reply(answer | {"error": _describe_error(error)})
+                        self._abort_communicators()
+                        self._answer((self._rank, answer | {"error": _describe_error(error)}))
                         return
-                    self._reply(answer)
+                    self._answer((self._rank, answer))
         except Exception as error:  # noqa: BLE001 the device cannot be opened or closed
-            self._reply({"number": 0, "error": _describe_error(error)})
+            self._answer((self._rank, {"number": 0, "error": _describe_error(error)}))
 
 
 def _describe_error(error: Exception) -> Mapping[str, str]:
@@ -339,11 +333,11 @@ class _Requests:
         communicators: dict[str, Communicator],
         cleanup: ExitStack,
     ) -> None:
-        self._gpu, self._rank, self._rank_count = gpu, rank, rank_count
-        self._communicators = communicators
-        self._compare = cleanup.enter_context(closing(Compare(gpu)))
+        self.gpu, self.rank, self.rank_count = gpu, rank, rank_count
+        self.communicators = communicators
+        self.compare = cleanup.enter_context(closing(Compare(gpu)))
         self._aligning_buffer = allocate(gpu, cleanup, FP32.size_bytes)
-        self._timer = cleanup.enter_context(closing(Timer(gpu, wait=self._wait)))
+        self._timer = cleanup.enter_context(closing(Timer(gpu, wait=self.wait)))
         self._operations: dict[int, _Operation] = {}
         self._graphs: dict[int, CapturedWork] = {}
         # Libraries that created a unique id, and may serve the ranks that join.
@@ -352,7 +346,7 @@ class _Requests:
 
     def describe(self) -> Message:
         """Return the facts of this rank: its process, its device, and the version of NCCL."""
-        nccl, facts = self._gpu.collectives("nccl"), self._gpu.facts()
+        nccl, facts = self.gpu.collectives("nccl"), self.gpu.facts()
         return {
             "host": socket.gethostname(),
             "process": os.getpid(),
@@ -362,20 +356,20 @@ class _Requests:
             "pci_bus_id": facts.pci_bus_id if isinstance(facts.pci_bus_id, str) else "",
             "nccl_version": nccl.version,
             "nccl_path": nccl.path,
-            "free_bytes": self._gpu.memory_info().free_bytes,
+            "free_bytes": self.gpu.memory_info().free_bytes,
         }
 
     def create_id(self, library: CollectiveLibraryName, host: str) -> str:
         """Return the unique id of a new group, as hexadecimal text."""
-        opened_library = self._gpu.collectives(library)
+        opened_library = self.gpu.collectives(library)
         self._serving_libraries.append(opened_library)
         return opened_library.unique_id(host).hex()
 
     def connect(self, library: CollectiveLibraryName, unique_id: str) -> str:
         """Join a group, and return the version of the library."""
-        opened_library = self._gpu.collectives(library)
-        self._communicators[library] = opened_library.connect(
-            bytes.fromhex(unique_id), self._rank, self._rank_count
+        opened_library = self.gpu.collectives(library)
+        self.communicators[library] = opened_library.connect(
+            bytes.fromhex(unique_id), self.rank, self.rank_count
         )
         return opened_library.version
 
@@ -384,15 +378,11 @@ class _Requests:
     ) -> None:
         name, element, element_count = collective
         self._operations[operation_id] = _Operation(
-            self._gpu,
-            self._compare,
-            self._communicators[library],
+            self,
+            self.communicators[library],
             Collective(name, ELEMENTS[element], element_count),
-            self._rank,
-            self._rank_count,
             in_place=in_place,
             seed=seed,
-            wait=self._wait,
         )
 
     def rotate(self, operation_id: int, set_count: int) -> None:
@@ -401,7 +391,7 @@ class _Requests:
 
     def execute(self, work: Sequence[Execution]) -> None:
         self._enqueue(work, self._timer.stream)
-        self._wait(self._timer.stream)
+        self.wait(self._timer.stream)
 
     def time(
         self,
@@ -419,7 +409,7 @@ class _Requests:
                 (lambda stream: self._enqueue(enqueue_before, stream)) if enqueue_before else None,
                 "host" if clock == "host" else "device",
                 # After a collective, the streams of all ranks continue at the same time.
-                align_devices=lambda stream: self._communicators["nccl"].enqueue(
+                align_devices=lambda stream: self.communicators["nccl"].enqueue(
                     _ALIGNING_OPERATION, self._aligning_buffer, self._aligning_buffer, stream
                 ),
             ),
@@ -447,12 +437,12 @@ class _Requests:
             else:
                 self._operations[operation_id].enqueue(stream, set_index)
 
-    def _wait(self, stream: Stream) -> None:
+    def wait(self, stream: Stream) -> None:
         """Wait for a stream; ``abort`` ends the wait."""
-        for communicator in list(self._communicators.values())[:1]:
+        for communicator in list(self.communicators.values())[:1]:
             communicator.synchronize(stream)
-        if not self._communicators:
-            self._gpu.sync_stream(stream)
+        if not self.communicators:
+            self.gpu.sync_stream(stream)
 
     def _close(self) -> None:
         """Destroy graphs, communicators and buffers, in this order.
@@ -463,7 +453,7 @@ class _Requests:
         with ExitStack() as cleanup:
             for operation in reversed(self._operations.values()):
                 cleanup.callback(operation.close)
-            for communicator in list(self._communicators.values()):
+            for communicator in list(self.communicators.values()):
                 cleanup.callback(communicator.close)
             for graph in reversed(self._graphs.values()):
                 cleanup.callback(graph.close)
@@ -484,20 +474,16 @@ class _Operation:
 
     def __init__(
         self,
-        gpu: Gpu,
-        compare: Compare,
+        owner: _Requests,
         communicator: Communicator,
         collective: Collective,
-        rank: int,
-        rank_count: int,
         *,
         in_place: bool,
         seed: int,
-        wait: Callable[[Stream], None],
     ) -> None:
-        self._gpu, self._compare, self._communicator = gpu, compare, communicator
-        self._collective, self._in_place, self._wait = collective, in_place, wait
-        self._rank = rank
+        rank, rank_count = owner.rank, owner.rank_count
+        self._owner, self._gpu, self._communicator = owner, owner.gpu, communicator
+        self._collective, self._in_place = collective, in_place
         self._send_bytes = collective.send_chunks(rank_count) * collective.chunk_bytes
         self._receive_bytes = collective.receive_chunks(rank_count) * collective.chunk_bytes
         self._input_chunks = input_chunks(collective, rank, rank_count, seed)
@@ -508,8 +494,8 @@ class _Operation:
         # one.
         self._accumulates = in_place and collective.operation in REDUCTIONS
         try:
-            self._staging_buffer = gpu.host_malloc(PERIOD * collective.element.size_bytes)
-            self._cleanup.callback(gpu.host_free, self._staging_buffer)
+            self._staging_buffer = self._gpu.host_malloc(PERIOD * collective.element.size_bytes)
+            self._cleanup.callback(self._gpu.host_free, self._staging_buffer)
             self.rotate(1)
         except BaseException:
             self.close()
@@ -523,7 +509,7 @@ class _Operation:
             if self._in_place:
                 # The smaller buffer is the rank's chunk of the larger one (NCCL, "In-place Operations").
                 buffer = allocate(gpu, cleanup, max(send_bytes, receive_bytes))
-                rank_chunk = Ptr(buffer + self._rank * self._collective.chunk_bytes)
+                rank_chunk = Ptr(buffer + self._owner.rank * self._collective.chunk_bytes)
                 send_buffer = rank_chunk if receive_bytes > send_bytes else buffer
                 receive_buffer = rank_chunk if send_bytes > receive_bytes else buffer
             else:
@@ -554,10 +540,10 @@ class _Operation:
             if self._accumulates:
                 self._fill(buffers)
                 self.enqueue(stream, set_index)
-                self._wait(stream)
+                self._owner.wait(stream)
             if buffers.expected_output is not None:
                 size_bytes = len(self._output_chunks) * self._collective.chunk_bytes
-                wrong_count += self._compare.count_different(
+                wrong_count += self._owner.compare.count_different(
                     buffers.receive_buffer, buffers.expected_output, size_bytes, LEGACY
                 )
                 word_count += size_bytes // 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cudakit.bench.case import Mode, Rule
 from cudakit.bench.nccl import NcclSpec, check_ranks, make_collective, measure_collectives
-from cudakit.bench.nccl_ranks import Answers, LocalChannel, RankGroup
+from cudakit.bench.nccl_ranks import Answers, Rank, RankGroup
 from cudakit.bench.result import BenchResult, RankFacts
 from cudakit.errors import CollectiveError, InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr, Stream
@@ -49,7 +49,7 @@ def group_of(
 ) -> Iterator[RankGroup]:
     answers = Answers()
     channels = [
-        LocalChannel(lambda rank=rank: open_gpu(rank), rank, ranks, answers)  # type: ignore[misc]
+        Rank(lambda rank=rank: open_gpu(rank), rank, ranks, answers.put)  # type: ignore[misc]
         for rank in range(ranks)
     ]
     group = RankGroup(channels, answers, timeout_s)

@@ -24,7 +24,7 @@ from cudakit.bench.nccl_processes import (
     reachable_host,
     serve_rank,
 )
-from cudakit.bench.nccl_ranks import Answers, Channel, LocalChannel, RankGroup
+from cudakit.bench.nccl_ranks import Answers, Channel, Rank, RankGroup
 from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.bench.options import EFFORT_OPTIONS, HELP_BY_TITLE, make_spec, spec_options
 from cudakit.cli.failure import ExitCode, held_interrupts
@@ -181,7 +181,7 @@ def _measure(
     answers = Answers()
     channels: list[Channel] = [
         *(
-            LocalChannel(open_device, rank, rank_count, answers)
+            Rank(open_device, rank, rank_count, answers.put)
             for rank, open_device in enumerate(open_devices)
         ),
         *(RemoteChannel(connection, rank, answers, facts) for rank, (connection, facts) in others),
