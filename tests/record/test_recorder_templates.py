@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,6 @@ import race_logs
 from record.exact_programs import BEGIN, HEAP_BYTES, PATCHES, gaps
 from record.recorded import build_library, recorded, run_program
 from record.test_recorder_exact_graphs import GRAPHS
-from sanitize.template_policy import Policy
 
 from cudakit.sanitize import report
 from cudakit.sanitize.races import Coverage, SanitizeResult
@@ -25,7 +22,6 @@ from cudakit.trace.events import (
     GraphLaunch,
     GraphNode,
     Launch,
-    StreamDestroy,
     Template,
 )
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
@@ -780,126 +776,6 @@ threads = [threading.Thread(target=work, args=place) for place in places]
     assert template_ids(events).count(0) < 600
     result, _ = coverage_texts(events)
     assert result.races == ()
-
-
-# --- the rules in Python ------------------------------------------------------------------------------
-
-NEVER_IDLE = """
-cuda.make_stream(CONTEXT, P(0x4000), 1)
-launch(read(0x1FFF00), stream=P(0x4000), pointer=0x1FFF00)  # never waited for, so that no patch is removed
-recorder.read()
-"""
-
-
-def random_program(seed: int) -> str:
-    """Return a program with launches of few signatures on two streams, and with changed accesses.
-
-    The streams are ordered by events, host functions and waits.
-    """
-    choices = random.Random(seed)
-    lines = [
-        NEVER_IDLE,
-        *(f"cuda.defer_host_functions({stream})" for stream in ("STREAM", "OTHER")),
-    ]
-    for _ in range(120):
-        stream, other = choices.choice([("STREAM", "OTHER"), ("OTHER", "STREAM")])
-        pointer = choices.choice([0x300000, 0x300000, 0x300400, 0x500000, 0x500800, 0x100000])
-        offset = choices.choice([0] * 60 + [32])
-        lines += choices.choice(
-            [
-                [
-                    f"launch(write({pointer + offset:#x}), stream={stream}, pointer={pointer:#x})",
-                    "recorder.read()",
-                ],
-                [
-                    f"launch(read({pointer:#x}), stream={stream}, pointer={pointer:#x}, kernel=multimem)",
-                    "recorder.read()",
-                ],
-                [
-                    f"cuda.event(RECORD, EVENT, CONTEXT, {stream})",
-                    f"cuda.event(WAIT, EVENT, CONTEXT, {other})",
-                ],
-                [f"cuda.call_host({stream})"],
-                [f"cuda.run_next_host_function({stream})"],
-                [f"wait({stream})", f"wait({other})"],
-                [f"wait({stream})", f"wait({other})"],
-            ]
-        )
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_recorder_chooses_templates_by_the_rules_in_python(
-    library: Path, tmp_path: Path, seed: int
-) -> None:
-    compare_with_rules(library, tmp_path, random_program(seed))
-
-
-def compare_with_rules(library: Path, tmp_path: Path, actions: str) -> list[Event]:
-    """Compare the templates that the recorder chooses with the rules in Python; return the events."""
-    program = MORE + "memory(ALLOC, 0x500000, 0x100000)\n" + actions
-    for name in ("exact", "auto"):
-        (tmp_path / name).mkdir()
-    exact = recorded(tmp_path / "exact", library, BEGIN + program, patches=PATCHES)
-    auto = recorded(tmp_path / "auto", library, BEGIN + program, patches=PATCHES, templates=True)
-    strings = [""]
-    in_order = pack(exact, _index_in(strings))
-    expected = Policy().apply(in_order[np.argsort(in_order["seq"], kind="stable")])
-    assert template_ids(auto) == template_ids(list(unpack(expected, strings)))
-    assert any(template_ids(auto))
-    return auto
-
-
-def program_with_short_lived_streams(seed: int) -> str:
-    """Return a program that uses over 200 streams: it creates, uses and destroys a few of them at a time."""
-    choices = random.Random(seed)
-    lines = [NEVER_IDLE.replace("pointer=", "kernel=multimem, pointer=")]
-    streams: list[int] = []
-    for i in range(1200):
-        action = choices.choice(
-            ["create", "destroy", "launch", "launch", "launch", "event", "wait"]
-        )
-        if len(streams) < 3 or (action == "create" and len(streams) < 6):
-            streams.append(0x40000 + (i if choices.random() < 0.5 else i % 7 + 1000))
-            streams = list(dict.fromkeys(streams))
-            lines.append(f"cuda.make_stream(CONTEXT, P({streams[-1]:#x}), 1)")
-            continue
-        first, second = choices.sample(streams, 2)
-        pointer = choices.choice([0x300000, 0x300400, 0x500000, 0x100000])
-        launch = f"launch(write({pointer:#x}), stream=P({first:#x}), pointer={pointer:#x})"
-        lines += {
-            "create": [],
-            "launch": [launch, "recorder.read()"]
-            + [f"wait(P({first:#x}))"] * (choices.random() < 0.97),
-            "event": [
-                f"cuda.event(RECORD, EVENT, CONTEXT, P({first:#x}))",
-                f"cuda.event(WAIT, EVENT, CONTEXT, P({second:#x}))",
-            ],
-            "wait": [f"wait(P({first:#x}))"],
-            "destroy": [f"wait(P({first:#x}))"] * (choices.random() < 0.9)
-            + [f"cuda.destroy_stream(CONTEXT, P({first:#x}))"],
-        }[action]
-        if action == "destroy":
-            streams.remove(first)
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_recorder_chooses_templates_by_the_rules_in_python_for_short_lived_streams(
-    library: Path, tmp_path: Path, seed: int
-) -> None:
-    events = compare_with_rules(library, tmp_path, program_with_short_lived_streams(seed))
-    assert sum(isinstance(event.body, StreamDestroy) for event in events) > 130
-    assert gaps(events) == {}
-
-
-def _index_in(strings: list[str]) -> Callable[[str], int]:
-    def index(text: str) -> int:
-        if text not in strings:
-            strings.append(text)
-        return strings.index(text)
-
-    return index
 
 
 def test_two_threads_have_all_accesses_while_patches_are_removed_and_restored(

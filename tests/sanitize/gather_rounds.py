@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sanitize.template_policy import Policy
+from sanitize.template_player import apply
 
 from cudakit.trace.events import (
     Access,
@@ -45,7 +45,7 @@ def gather_rounds(
 
 def templates_batch(records: Records) -> Batch:
     """Return the trace that --accesses auto would have recorded."""
-    return Batch(1, Policy().apply(records), STRINGS, [()], 0, False)
+    return Batch(1, apply(records), STRINGS, [()], 0, False)
 
 
 def _calls(

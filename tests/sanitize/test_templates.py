@@ -18,7 +18,7 @@ from invocation import Cli
 from sanitize.brute_force import unordered_accesses, with_graph_rows
 from sanitize.gather_rounds import ROUNDS, gather_rounds, templates_batch
 from sanitize.random_traces import Step, steps, trace
-from sanitize.template_policy import Policy
+from sanitize.template_player import apply
 
 from cudakit.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.sanitize.detector import RaceDetector
@@ -239,7 +239,7 @@ def test_missing_wait_in_one_round_gives_the_races_of_exact_accesses(
 ) -> None:
     records, strings = program_log(f"{name}_fixed")
     trace = in_rounds(records, without_waits, changed)
-    with_templates = Policy().apply(trace)
+    with_templates = apply(trace)
     assert len(with_templates) <= len(trace) + len(np.unique(trace["seq"]))
     assert without_templates(races(with_templates, strings)) == races(trace, strings)
 
@@ -252,7 +252,7 @@ def test_programs_with_race_have_the_races_of_exact_accesses(
     records, strings = program_log(f"{name}_race")
     trace = in_rounds(records, change, 36)
     expected = races(trace, strings)
-    assert without_templates(races(Policy().apply(trace), strings)) == expected
+    assert without_templates(races(apply(trace), strings)) == expected
 
 
 def in_one_allocation(records: Records) -> Records:
@@ -275,7 +275,7 @@ def test_program_in_one_allocation_has_the_races_of_exact_accesses(
     records, strings = program_log(f"{name}_{state}")
     change = unchanged if changed is None else without_waits
     trace = in_rounds(in_one_allocation(records), change, changed or 0)
-    assert without_templates(races(Policy().apply(trace), strings)) == races(trace, strings)
+    assert without_templates(races(apply(trace), strings)) == races(trace, strings)
 
 
 def with_graph_templates(events: Sequence[Event]) -> list[Event]:
@@ -366,14 +366,14 @@ def test_pointers_of_changed_nodes_are_those_of_the_last_change() -> None:
 def test_missing_wait_and_changed_indices_give_a_race_or_a_warning(name: str) -> None:
     records, strings = program_log(f"{name}_fixed")
     trace = in_rounds(records, lambda work: with_moved_scattered_accesses(without_waits(work)), 36)
-    found, unverified = analyzed(Policy().apply(trace), strings)
+    found, unverified = analyzed(apply(trace), strings)
     assert racing_calls(found) == racing_calls(races(trace, strings)) or unverified
 
 
 def test_most_launches_of_a_repeated_program_have_templates() -> None:
     records, _ = program_log("torch_matmul_result_fixed")
     coverage = Coverage()
-    in_order, _ = reorder_records(Policy().apply(in_rounds(records, unchanged, 0)))
+    in_order, _ = reorder_records(apply(in_rounds(records, unchanged, 0)))
     TemplateAccesses().insert(in_order, coverage)
     assert coverage.launches_from_template > 0.5 * np.count_nonzero(
         in_order["kind"] == EventKind.LAUNCH
@@ -384,7 +384,7 @@ def test_most_launches_of_a_repeated_program_have_templates() -> None:
 
 def test_launch_with_forgotten_template_counts_as_gap() -> None:
     records, _ = program_log("torch_matmul_result_fixed")
-    in_order, _ = reorder_records(Policy().apply(in_rounds(records, unchanged, 0)))
+    in_order, _ = reorder_records(apply(in_rounds(records, unchanged, 0)))
     is_use = in_order["kind"] == EventKind.LAUNCH
     is_use[is_use] = view(in_order[is_use], EventKind.LAUNCH)["template_id"] != 0
     first_use = int(np.flatnonzero(is_use)[0])
@@ -400,7 +400,7 @@ def test_launch_with_forgotten_template_counts_as_gap() -> None:
 def test_log_with_templates_is_incomplete_for_separate_host_threads(strict_threads: bool) -> None:
     """The recorder left launches out by the order of joined threads, in which more work is ordered."""
     records, strings = program_log("torch_matmul_result_fixed")
-    trace = Policy().apply(in_rounds(records, unchanged, 0))
+    trace = apply(in_rounds(records, unchanged, 0))
     detector, report = RaceDetector(strict_threads=strict_threads), RaceCollector()
     detector.feed(Batch(1, trace, strings, [()]), report)
     detector.finish(report)

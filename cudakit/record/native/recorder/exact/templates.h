@@ -12,7 +12,7 @@
  * are recorded to verify the template: often at first, then rarely. A signature whose accesses change, or that
  * accesses memory outside of the allocations, is always recorded.
  *
- * tests/sanitize/template_policy.py has the same rules. Callers hold the recorder lock. */
+ * Callers hold the recorder lock. */
 #ifndef CK_TEMPLATES_H
 #define CK_TEMPLATES_H
 
