@@ -90,7 +90,9 @@ class Summary:
 
 def summarize(samples: Samples) -> Summary:
     """Summarize the samples of one case. Raises ValueError without samples."""
-    times = _array(samples.times_s)
+    times = np.array(samples.times_s, np.float64)
+    if not len(times):
+        raise ValueError("there are no samples")
     p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
     return Summary(
         n=len(times),
@@ -111,13 +113,6 @@ def summarize(samples: Samples) -> Summary:
     )
 
 
-def _array(times: _Times) -> _Array:
-    values = np.asarray(times, np.float64)
-    if not len(values):
-        raise ValueError("there are no samples")
-    return values
-
-
 # --- the confidence interval --------------------------------------------------------------------------
 
 
@@ -129,7 +124,7 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
     gives the CI of their mean. The result contains ``median_ci`` and an interval around the median with the
     width of that CI.
     """
-    values = _array(times)
+    values = np.asarray(times, np.float64)
     shifted = without_round_offsets(values, rounds)
     low, high = median_ci(shifted, correlation=autocorrelation_time(shifted))
     medians = [float(np.median(times)) for times in _split_rounds(values, rounds)]
@@ -145,7 +140,7 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
 
 def without_round_offsets(times: _Times, rounds: Sequence[int]) -> _Array:
     """Shift the samples of each round, so that all rounds have the same median."""
-    values = _array(times)
+    values = np.asarray(times, np.float64)
     if len(rounds) < 2:
         return values
     median = np.median(values)
@@ -167,29 +162,24 @@ def median_ci(
 
     The number of samples below the true median is binomial with 1/2, so two order statistics enclose it
     (David and Nagaraja, Order Statistics, 7.1). Fewer than 6 samples cannot give 95 %: the interval is then
-    the range of the samples. ``correlation`` is the autocorrelation time, which widens the interval. Raises
-    ValueError without samples.
+    the range of the samples. ``correlation`` is the autocorrelation time, which widens the interval.
     """
-    ordered = np.sort(_array(times))
-    middle = (len(ordered) - 1) / 2
-    rank = _lower_rank(len(ordered), confidence)
-    rank = max(int(middle - (middle - rank) * correlation**0.5), 0)
-    return float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
-
-
-def _lower_rank(n: int, confidence: float) -> int:
-    """Return the index of the lower end of the CI among n sorted samples."""
-    tail_probability = (1 - confidence) / 2
+    ordered = np.sort(np.asarray(times, np.float64))
+    n, middle, tail_probability = len(ordered), (len(ordered) - 1) / 2, (1 - confidence) / 2
+    # The rank of the lower end among the samples.
     if n > _MAX_EXACT_BINOMIAL:
         # The term 0.5 is the continuity correction of the normal approximation.
-        return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail_probability) * n**0.5 / 2)
-    probability = cumulative = 0.5**n
-    rank = 0
-    while cumulative <= tail_probability:
-        probability *= (n - rank) / (rank + 1)
-        cumulative += probability
-        rank += 1
-    return max(rank - 1, 0)
+        rank = int(n / 2 - 0.5 + NormalDist().inv_cdf(tail_probability) * n**0.5 / 2)
+    else:
+        probability = cumulative = 0.5**n
+        rank = 0
+        while cumulative <= tail_probability:
+            probability *= (n - rank) / (rank + 1)
+            cumulative += probability
+            rank += 1
+        rank = max(rank - 1, 0)
+    rank = max(int(middle - (middle - rank) * correlation**0.5), 0)
+    return float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
 
 
 def autocorrelation_time(times: _Times) -> float:
@@ -245,9 +235,16 @@ def is_bimodal(times: _Times) -> bool:
     group, and half-way between these medians.
     """
     ordered = np.sort(np.asarray(times, np.float64))
-    if len(ordered) < _MIN_FOR_PEAKS:
+    count = len(ordered)
+    if count < _MIN_FOR_PEAKS:
         return False
-    split = _best_split(ordered)
+    min_size = max(int(count * _MIN_PEAK_SHARE), 1)
+    sizes = np.arange(min_size, count - min_size + 1)
+    # The values are centred, because a difference of squares of large, nearly equal numbers loses precision.
+    sums = np.cumsum(ordered - ordered.mean())
+    left, total = sums[sizes - 1], sums[-1]
+    between_groups = left**2 / sizes + (total - left) ** 2 / (count - sizes)
+    split = int(sizes[int(np.argmax(between_groups))])
     fast, slow = float(np.median(ordered[:split])), float(np.median(ordered[split:]))
     # The smallest difference between distinct values estimates the resolution of the clock.
     steps = np.diff(ordered)
@@ -263,15 +260,3 @@ def is_bimodal(times: _Times) -> bool:
     peak = min(count_around(fast), count_around(slow))
     is_deep = peak - valley > _VALLEY_DEVIATIONS * (peak + valley) ** 0.5
     return valley < _MAX_VALLEY_SHARE * peak and is_deep
-
-
-def _best_split(ordered: _Array) -> int:
-    """Return the index that splits values into groups with the smallest variance."""
-    count = len(ordered)
-    min_size = max(int(count * _MIN_PEAK_SHARE), 1)
-    sizes = np.arange(min_size, count - min_size + 1)
-    # The values are centred, because a difference of squares of large, nearly equal numbers loses precision.
-    sums = np.cumsum(ordered - ordered.mean())
-    left, total = sums[sizes - 1], sums[-1]
-    between_groups = left**2 / sizes + (total - left) ** 2 / (count - sizes)
-    return int(sizes[int(np.argmax(between_groups))])

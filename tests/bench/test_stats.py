@@ -72,9 +72,9 @@ def test_ci_of_fewer_than_six_samples_is_their_range() -> None:
     assert median_ci([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
-def test_ci_without_samples_raises() -> None:
+def test_summary_without_samples_raises() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        median_ci([])
+        summarize(Samples(()))
 
 
 @given(times, st.randoms(use_true_random=False))

@@ -232,10 +232,8 @@ class _Curve(NamedTuple):
 def draw_sweep(columns: Sequence[Columns]) -> Plot:
     """Draw a curve per line of the Columns "sweep AXIS": the rate and its peak, or the time.
 
-    The arrays are "line" (a number, with names in ``text``), "colour" and "library" of the line, AXIS,
-    "median_s", "ci95_low_s", "ci95_high_s", "limit_s", "fit_s", and "amount" and "unit" of the work per
-    execution. Bars span the confidence intervals. A line connects the points or, if there is a fit, shows
-    the fit. The title of the plot is the text after the colon in the name of the Columns.
+    Bars span the confidence intervals. A line connects the points or, if there is a fit, shows the fit. The
+    title of the plot is the text after the colon in the name of the Columns.
     """
     (points,) = columns
     arrays, names = points.arrays, points.text["line"]
@@ -387,7 +385,7 @@ def _roofline_columns(plotted: Sequence[tuple[CaseResult, Limit]]) -> Columns:
         {
             "case": np.arange(len(cases)),
             "kind": np.array([kind_names.index(kind) for kind in kinds], np.int64),
-            "near": np.arange(len(cases)),
+            "near": np.arange(len(cases)),  # Label of the dot.
             "library": np.array([libraries.index(case.library) for case in cases], np.int64),
             "operations_per_byte": np.array([case.operations / case.bytes_moved for case in cases]),
             "operations_per_s": _floats(number(it.per_second(it.operations)) for it in cases),
@@ -482,12 +480,7 @@ class _Label(NamedTuple):
 
 
 def draw_roofline(columns: Sequence[Columns]) -> Plot:
-    """Draw a dot per case of the Columns "roofline", and the roofs above the dots (Williams et al., 2009).
-
-    The arrays "case", "kind" (of arithmetic), "near" (the label of the dot), "library" (0 is cudakit) and
-    "unit" (of the operations) have numbers, whose names are in ``text``. The arrays "operations_per_byte",
-    "operations_per_s", "peak_operations_per_s" and "peak_bytes_per_s" are positive.
-    """
+    """Draw a dot per case of the Columns "roofline", and the roofs above the dots (Williams et al., 2009)."""
     (points,) = columns
     arrays, text = points.arrays, points.text
     unit = text["unit"][0]

@@ -6,7 +6,8 @@ One shows the distribution of the samples, one cudakit's rate relative to a base
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -53,19 +54,14 @@ _NAME_LETTERS = 34
 _TICK_PIXELS = 26  # Height of the axis labels.
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """A case: its name, a remark below it, and its drawing."""
-
-    name: str
-    remark: str
-    drawing: Shape
+# A case: its name, a remark below it, and its drawing.
+_Lane: TypeAlias = tuple[str, str, Shape]
 
 
 def _draw_lanes(
     lanes: Sequence[_Lane], axis: Axis, mark: tuple[float, str], *, height: int, title: str
 ) -> Drawing:
-    """Draw lanes of ``height`` pixels above their axis, with a reference value and its label."""
+    """Draw lanes of ``height`` pixels above their axis, with the label of a reference value."""
     bottom = len(lanes) * height
     inside: list[Shape] = []
     for tick in axis.ticks:
@@ -74,22 +70,18 @@ def _draw_lanes(
         inside.append(shape("line", class_=css_class, x1=x, x2=x, y1=0, y2=bottom))
         inside.append(shape("text", label, class_="tick middle", x=x, y=bottom + 19))
     names: list[Shape] = []
-    for i, lane in enumerate(lanes):
-        title_of_lane, middle_y = f"{lane.name}: {lane.remark}", (i + 0.5) * height
-        drawing = shape("svg", lane.drawing, y=i * height + 4, width="100%", height=height - 8)
-        inside.append(shape("g", drawing, title=title_of_lane))
+    for i, (name, remark, picture) in enumerate(lanes):
+        drawing = shape("svg", picture, y=i * height + 4, width="100%", height=height - 8)
+        inside.append(shape("g", drawing, title=f"{name}: {remark}"))
+        middle = (i + 0.5) * height
         texts = (
-            shape("text", lane.name, max_length=_NAME_LETTERS, class_="name", x=0, y=middle_y - 3),
-            shape(
-                "text",
-                lane.remark,
-                max_length=2 * _NAME_LETTERS,
-                class_="remark",
-                x=0,
-                y=middle_y + 12,
-            ),
+            shape("text", text, max_length=letters, class_=css_class, x=0, y=middle + offset)
+            for css_class, text, letters, offset in (
+                ("name", name, _NAME_LETTERS, -3),
+                ("remark", remark, 2 * _NAME_LETTERS, 12),
+            )
         )
-        names.append(shape("g", *texts, title=title_of_lane))
+        names.append(shape("g", *texts, title=f"{name}: {remark}"))
     drawings = shape(
         "svg",
         *inside,
@@ -126,8 +118,7 @@ _CAPTION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Spread:
+class _Spread(NamedTuple):
     """The relative deviations of a case's samples from their median."""
 
     name: str
@@ -135,16 +126,6 @@ class _Spread:
     deviations: Array
     rounds: Array
     interval: tuple[float, float]
-
-    @property
-    def drawn_range(self) -> tuple[float, float]:
-        """The lowest and the highest deviation that are drawn."""
-        # With few samples, the quantiles are the smallest and the largest deviation.
-        low = float(np.quantile(self.deviations, _DRAWN_QUANTILES[0], method="lower"))
-        high = float(np.quantile(self.deviations, _DRAWN_QUANTILES[1], method="higher"))
-        q1, q3 = map(float, np.quantile(self.deviations, _QUARTILES))
-        distance = max(_MAX_IQRS * (q3 - q1), _MIN_SPREAD)
-        return max(low, q1 - distance), min(high, q3 + distance)
 
 
 def sample_section(cases: Sequence[CaseResult]) -> Section:
@@ -168,17 +149,31 @@ def sample_section(cases: Sequence[CaseResult]) -> Section:
 def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     """Draw the deviations of samples from the median of their case, in the order of measurement.
 
-    ``columns`` are the Columns "samples" with the arrays "case" (a number, with names in ``text``),
-    "time_s" and "round", and the Columns "results" with the arrays "ci95_low_s" and "ci95_high_s", one item
-    per case.
+    ``columns`` are the Columns "samples" and "results".
     """
     samples, results = columns
-    spreads = list(_spreads(samples, results))
+    spreads: list[_Spread] = []
+    for i, name in enumerate(samples.text["case"]):
+        is_of_case = samples.arrays["case"] == i
+        times = samples.arrays["time_s"][is_of_case]
+        median = float(np.median(times)) if len(times) else 0.0
+        if median > 0:
+            low_s, high_s = (float(results.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
+            interval = (low_s / median - 1, high_s / median - 1)
+            rounds = samples.arrays["round"][is_of_case]
+            spreads.append(_Spread(name, median, times / median - 1, rounds, interval))
     if not spreads:
         return NoData("No samples.")
     drawn = spreads[:_MAX_LANES]
-    lows, highs = zip(*(spread.drawn_range for spread in drawn), strict=True)
-    axis = tight_axis(min(*lows, -_MIN_SPREAD), max(*highs, _MIN_SPREAD), "ratio")
+    low, high = -_MIN_SPREAD, _MIN_SPREAD
+    for spread in drawn:
+        # With few samples, the quantiles are the smallest and the largest deviation.
+        lowest = float(np.quantile(spread.deviations, _DRAWN_QUANTILES[0], method="lower"))
+        highest = float(np.quantile(spread.deviations, _DRAWN_QUANTILES[1], method="higher"))
+        q1, q3 = map(float, np.quantile(spread.deviations, _QUARTILES))
+        distance = max(_MAX_IQRS * (q3 - q1), _MIN_SPREAD)
+        low, high = min(low, max(lowest, q1 - distance)), max(high, min(highest, q3 + distance))
+    axis = tight_axis(low, high, "ratio")
     ticks = (
         replace(tick, label=f"+{tick.label}") if tick.value > 0 else tick for tick in axis.ticks
     )
@@ -192,18 +187,6 @@ def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     )
     omitted = _omitted(len(spreads) - len(drawn))
     return Figure("lanes spread", (drawing, Caption(_CAPTION), *omitted))
-
-
-def _spreads(samples: Columns, results: Columns) -> Iterator[_Spread]:
-    arrays = samples.arrays
-    for i, name in enumerate(samples.text["case"]):
-        is_of_case = arrays["case"] == i
-        times = arrays["time_s"][is_of_case]
-        median = float(np.median(times)) if len(times) else 0.0
-        if median > 0:
-            low_s, high_s = (float(results.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
-            interval = (low_s / median - 1, high_s / median - 1)
-            yield _Spread(name, median, times / median - 1, arrays["round"][is_of_case], interval)
 
 
 def _spread_lane(spread: _Spread, axis: Axis) -> _Lane:
@@ -239,7 +222,7 @@ def _spread_lane(spread: _Spread, axis: Axis) -> _Lane:
         shapes.append(shape("path", class_="line s1", d=path))
     remark = f"{format_seconds(spread.median_s, pad=True)}, {count:,} samples{beyond}"
     drawing = stretch_shapes(shapes, width=_WIDTH, height=_SPREAD_HEIGHT)
-    return _Lane(spread.name, remark, drawing)
+    return spread.name, remark, drawing
 
 
 # --- cudakit's rate relative to each baseline, case by case -------------------------------------------
@@ -289,8 +272,7 @@ _RATE_KEYS = ("ratio", "low", "high")
 def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     """Draw cudakit's rate relative to a baseline with its 95% CI; cudakit is faster to the right of 100%.
 
-    ``columns`` is the Columns "vs BASELINE" with the arrays "case" (a number, with names in ``text``),
-    "ratio", "low" and "high".
+    ``columns`` is the Columns "vs BASELINE".
     """
     (rates,) = columns
     baseline, labels = rates.name.removeprefix("vs "), rates.text["case"][:_MAX_LANES]
@@ -312,7 +294,7 @@ def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
         bar = shape("path", class_="line s0", d=path)
         dot = shape("path", class_="scatter case s0", d=dots([ratio_x], [y]))
         picture = stretch_shapes((bar, dot), width=_WIDTH, height=_RATE_HEIGHT)
-        lanes.append(_Lane(label, str(rate), picture))
+        lanes.append((label, str(rate), picture))
     title = f"Rate relative to {baseline}"
     mark = (1.0, f"as fast as {baseline}")
     drawing = _draw_lanes(lanes, axis, mark, height=_RATE_PIXELS, title=title)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Literal, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,15 +31,7 @@ _T = TypeVar("_T")
 _RELATIVE_RATE = "rate relative to the baseline, median of interleaved samples with its 95% CI."
 
 
-@dataclass(frozen=True, slots=True)
-class _CaseColumn:
-    """A column of the table, which is shown if ``has_value`` is true for a case."""
-
-    title: str
-    cell: Callable[[CaseResult], Value]
-    kind: Literal["number", "text"] = "number"
-    has_value: Callable[[CaseResult], bool] = lambda _: True
-    is_optional: bool = False
+_Cell: TypeAlias = Callable[[CaseResult], Value]
 
 
 def cases_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) -> Table:
@@ -50,7 +42,7 @@ def cases_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) 
     if table := words_of(cases).table(cases, with_common_axes):
         return table
     axes = axis_names(cases) if with_common_axes else varying_axes(cases)
-    columns = [column for column in _columns(cases) if any(map(column.has_value, cases))]
+    columns, cells = zip(*_columns(cases), strict=True)
     axis_columns = (
         Column(
             axis_title(name),
@@ -59,14 +51,11 @@ def cases_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) 
         for name in axes
     )
     return Table(
-        columns=(
-            *axis_columns,
-            *(Column(column.title, column.kind, column.is_optional) for column in columns),
-        ),
+        columns=(*axis_columns, *columns),
         rows=tuple(
             (
                 *(axis_value(name, case.axes.get(name)) for name in axes),
-                *(column.cell(case) for column in columns),
+                *(make_cell(case) for make_cell in cells),
             )
             for case in cases
         ),
@@ -92,53 +81,49 @@ def percent_of_peak(case: CaseResult) -> Value:
     return Text("-") if _is_latency(case) else cell(Ratio, case.ratio_to_limit)
 
 
-def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
-    has_several_benches = len({case.name for case in cases}) > 1
-    has_baselines = bool(baseline_libraries(cases))
-    optional = partial(_CaseColumn, is_optional=True)
-    return [
-        _CaseColumn("bench", lambda case: Text(case.name), "text", lambda _: has_several_benches),
-        _CaseColumn(
-            "shape",
-            lambda case: Text(str(case.settings.get("shape", "-"))),
-            "text",
-            lambda case: "shape" in case.settings,
-        ),
-        _CaseColumn(
-            "library", lambda case: Text(called_library(case)), "text", lambda _: has_baselines
-        ),
-        _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
-        optional("±", lambda case: cell(lambda summary: Ratio(summary.noise), case.statistics)),
+def _columns(cases: Sequence[CaseResult]) -> Iterator[tuple[Column, _Cell]]:
+    """Yield the columns after the axes that have a value for a case, and what makes their cells."""
+    has_baselines, has_peak = bool(baseline_libraries(cases)), any(map(_has_peak, cases))
+    has_busbw = any(map(_is_collective, cases))
+    if len({case.name for case in cases}) > 1:
+        yield Column("bench", "text"), lambda case: Text(case.name)
+    if any("shape" in case.settings for case in cases):
+        yield Column("shape", "text"), lambda case: Text(str(case.settings.get("shape", "-")))
+    if has_baselines:
+        yield Column("library", "text"), lambda case: Text(called_library(case))
+    yield Column("time", "number"), lambda case: cell(Seconds, case.median_s)
+    yield (
+        Column("±", "number", is_optional=True),
+        lambda case: cell(lambda summary: Ratio(summary.noise), case.statistics),
+    )
+    if any(case.amount for case in cases):
         # A narrow table with baselines shows the relative rate instead.
-        _CaseColumn(
-            "algbw" if any(map(_is_collective, cases)) else "rate",
-            rate,
-            has_value=lambda case: bool(case.amount),
-            is_optional=has_baselines and not words_of(cases).always_rate,
-        ),
-        _CaseColumn("busbw", _bus_bandwidth, has_value=_is_collective),
-        *(
-            _CaseColumn(f"vs {baseline}", partial(relative_rate, baseline, cases=cases))
-            for baseline in measured_baselines(cases)
-        ),
-        _CaseColumn("% of peak", percent_of_peak, has_value=_has_peak),
-        optional(
-            "% of datasheet",
+        is_optional = has_baselines and not words_of(cases).always_rate
+        yield Column("algbw" if has_busbw else "rate", "number", is_optional=is_optional), rate
+    if has_busbw:
+        yield Column("busbw", "number"), _bus_bandwidth
+    for baseline in measured_baselines(cases):
+        yield Column(f"vs {baseline}", "number"), partial(relative_rate, baseline, cases=cases)
+    if has_peak:
+        yield Column("% of peak", "number"), percent_of_peak
+    if any(map(_has_datasheet_peak, cases)):
+        yield (
+            Column("% of datasheet", "number", is_optional=True),
             lambda case: Text("-") if _is_latency(case) else cell(Ratio, case.ratio_to_datasheet),
-            has_value=_has_datasheet_peak,
-        ),
-        optional("energy", _energy, has_value=lambda case: _is_known(case.energy_j)),
-        optional("SM clock", _clock, has_value=lambda case: bool(case.sm_clock_hz)),
-        optional(
-            "bound",
+        )
+    if any(_is_known(case.energy_j) for case in cases):
+        yield Column("energy", "number", is_optional=True), _energy
+    if any(case.sm_clock_hz for case in cases):
+        yield Column("SM clock", "number", is_optional=True), _clock
+    if has_peak:
+        yield (
+            Column("bound", "number", is_optional=True),
             lambda case: (
                 Text("-")
                 if _is_latency(case)
                 else cell(lambda limit: Text(limit.bound), case.limit)
             ),
-            has_value=_has_peak,
-        ),
-    ]
+        )
 
 
 def _is_known(value: object) -> bool:
@@ -395,23 +380,18 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
 def device_columns(environment: Environment) -> Columns:
     """Return the Columns ``device``, with one row."""
     texts = {"gpu": environment.gpu, "compute_capability": environment.compute_capability}
-    numbers = {
-        "multiprocessors": number(environment.multiprocessors),
-        "sm_clock_max_hz": number(environment.sm_clock_max_mhz) * 1e6,
-        "memory_clock_hz": number(environment.memory_clock_mhz) * 1e6,
-        "memory_bus_bits": number(environment.memory_bus_bits),
-        "memory_bytes": number(environment.memory_bytes),
-        "l2_bytes": number(environment.l2_bytes),
-    }
     known = {name: () if isinstance(it, Unavailable) else (it,) for name, it in texts.items()}
-    return Columns(
-        "device",
-        {
-            **{name: np.array([len(it) - 1], np.int64) for name, it in known.items()},
-            **{name: np.array([it], np.float64) for name, it in numbers.items()},
-        },
-        known,
+    numbers = (
+        ("multiprocessors", environment.multiprocessors, 1),
+        ("sm_clock_max_hz", environment.sm_clock_max_mhz, 1e6),
+        ("memory_clock_hz", environment.memory_clock_mhz, 1e6),
+        ("memory_bus_bits", environment.memory_bus_bits, 1),
+        ("memory_bytes", environment.memory_bytes, 1),
+        ("l2_bytes", environment.l2_bytes, 1),
     )
+    arrays: dict[str, Array] = {name: np.array([len(it) - 1]) for name, it in known.items()}
+    arrays |= {name: np.array([number(it) * factor]) for name, it, factor in numbers}
+    return Columns("device", arrays, known)
 
 
 def limit_s(case: CaseResult) -> float:
