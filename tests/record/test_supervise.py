@@ -459,8 +459,10 @@ def until(terminal: int, word: str | None) -> str:
     return output
 
 
+# Without threads of numpy, which do not block signals; the sender of a signal to such a thread is unknown.
 LISTENS = """
 import os, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 from cudakit.record.supervise import SignalRelay
 with SignalRelay() as relay:
     print("ready", flush=True)
