@@ -124,16 +124,24 @@ def compare(
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     """Return the verdict and the changes of one case."""
-    first, second = (_interval(case.samples_s, case.rounds) for case in (before, after))
-    verdict, reason = _verdict(before, after, first, second)
-    unknown = Unavailable(reason or "the measured time is 0")
-    change: float | Unavailable = unknown
-    change_interval: tuple[float, float] | Unavailable = unknown
-    if first and second and first[1] > 0 and not _differing_work(before, after):
-        change = second[1] / first[1] - 1
-        change_interval = Unavailable("the measured time is 0")
-        if first[0] > 0:
-            change_interval = second[0] / first[2] - 1, second[2] / first[0] - 1
+    missing = [
+        f"no time in {name}: {case.median_s.reason}"
+        for case, name in ((before, "BEFORE"), (after, "AFTER"))
+        if isinstance(case.median_s, Unavailable)
+    ]
+    reason = "; ".join(missing) or _differing_work(before, after)
+    if isinstance(before.median_s, Unavailable) and before.median_s == after.median_s:
+        reason = f"no time in either run: {before.median_s.reason}"
+    verdict, no_time = Verdict.AMBIGUOUS, Unavailable("the measured time is 0")
+    change: float | Unavailable = Unavailable(reason)
+    change_interval: tuple[float, float] | Unavailable = Unavailable(reason)
+    if not reason:
+        first, second = (_interval(case.samples_s, case.rounds) for case in (before, after))
+        verdict, reason = _verdict(before, after, first, second)
+        change = second[1] / first[1] - 1 if first[1] else no_time
+        change_interval = (
+            (second[0] / first[2] - 1, second[2] / first[0] - 1) if first[0] else no_time
+        )
     return CaseComparison(
         name=after.name,
         axes=after.axes,
@@ -152,17 +160,9 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
 
 
 def _verdict(
-    before: CaseResult, after: CaseResult, first: _Interval | None, second: _Interval | None
+    before: CaseResult, after: CaseResult, first: _Interval, second: _Interval
 ) -> tuple[Verdict, str]:
-    if isinstance(before.median_s, Unavailable) and before.median_s == after.median_s:
-        return Verdict.AMBIGUOUS, f"no time in either run: {before.median_s.reason}"
-    missing = [
-        f"no time in {name}: {case.median_s.reason}"
-        for case, name in ((before, "BEFORE"), (after, "AFTER"))
-        if isinstance(case.median_s, Unavailable)
-    ]
-    if reason := "; ".join(missing) or _differing_work(before, after):
-        return Verdict.AMBIGUOUS, reason
+    """Return the verdict on two intervals, and the reason if it differs from the one on their times."""
     in_time = _verdict_from_intervals(first, second)
     if in_time is Verdict.AMBIGUOUS:
         reason = "the confidence intervals overlap, but a median is outside of the other interval"
@@ -190,9 +190,7 @@ def _differing_work(before: CaseResult, after: CaseResult) -> str:
     return f"the times are those of {before_text} in BEFORE, and of {after_text} in AFTER"
 
 
-def _verdict_from_intervals(first: _Interval | None, second: _Interval | None) -> Verdict:
-    if first is None or second is None:
-        return Verdict.AMBIGUOUS
+def _verdict_from_intervals(first: _Interval, second: _Interval) -> Verdict:
     if second[2] < first[0]:
         return Verdict.FASTER
     if second[0] > first[2]:
@@ -201,10 +199,8 @@ def _verdict_from_intervals(first: _Interval | None, second: _Interval | None) -
     return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
 
 
-def _interval(times: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
-    """Return the CI of the median, with at least RESOLUTION to both sides; None without samples."""
-    if not times:
-        return None
+def _interval(times: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval:
+    """Return the CI of the median, with at least RESOLUTION to both sides."""
     low, high = ci_over_rounds(times, rounds)
     middle = median(times)
     return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))

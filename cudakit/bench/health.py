@@ -320,12 +320,11 @@ def _headline(suite: SuiteResult) -> Note:
         return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
     names: list[str] = []
     for figure in sorted(abnormal, key=lambda figure: figure.health != "fail"):
-        remark = " (no value)"
-        if not isinstance(figure.reached, Unavailable):
-            remark = ""
-            if not isinstance(figure.band, Unavailable):
-                share = format_ratio(figure.reached / figure.band.expected)
-                remark = f" ({share} of expected)"
+        remark = ""
+        if isinstance(figure.reached, Unavailable):
+            remark = " (no value)"
+        elif not isinstance(figure.band, Unavailable):
+            remark = f" ({format_ratio(figure.reached / figure.band.expected)} of expected)"
         names.append(figure.name + remark)
     verdict = "Fail" if suite.health == "fail" else "Warning"
     text = (

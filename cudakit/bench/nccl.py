@@ -169,13 +169,20 @@ def measure_collectives(
             continue
         collective = make_collective(operation, ELEMENTS[dtype], size_bytes, len(ranks))
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
+        work: Work | Unavailable  # The bytes over a rank's link: size times bus factor.
+        if len(ranks) == 1:
+            work = Unavailable("one rank sends no data over a link")
+        elif link == "network":
+            work = Unavailable("the bandwidth of the network between the hosts is unknown")
+        else:
+            work = Work(link_bytes=workload.size_bytes * workload.bus_factor, link=link)
         # Small sizes may round to the same size.
         cases.setdefault(
             tuple(workload.axes.values()),
             Case(
                 workload,
                 spec.method(spec.mode, spec.cache, fill="small integers"),
-                _work(workload, link),
+                work,
                 size_bytes=workload.size_bytes,
                 buffers=_BUFFER_COUNT * (1 + len(spec.baselines)),
                 baselines=tuple(
@@ -289,17 +296,6 @@ def make_collective(
 def _chunk_count(collective: Collective, rank_count: int) -> int:
     """Return the number of chunks of the largest buffer."""
     return max(collective.send_chunks(rank_count), collective.receive_chunks(rank_count))
-
-
-def _work(
-    workload: CollectiveWorkload, link: Literal["host", "peer", "network"]
-) -> Work | Unavailable:
-    """Return the work of an operation: the bytes over a rank's link (size times bus factor)."""
-    if workload.rank_count == 1:
-        return Unavailable("one rank sends no data over a link")
-    if link == "network":
-        return Unavailable("the bandwidth of the network between the hosts is unknown")
-    return Work(link_bytes=workload.size_bytes * workload.bus_factor, link=link)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,11 +124,9 @@ class OverlapSpec(Spec):
         edge = _SIMULATED_EDGE if gpu.simulated else _EDGE
         shape = Gemm(dtype=_DTYPE, m=edge, n=edge, k=edge)
         gemm = GemmWorkload(shape, GemmSettings(), "cublaslt", "uniform")
-        return tuple(
-            _case(self, Copy(direction, size_bytes), gemm)
-            for size_bytes in self.sizes_bytes or (default_size_bytes,)
-            for direction in self.directions
-        )
+        sizes_bytes = self.sizes_bytes or (default_size_bytes,)
+        copies = (Copy(direction, size) for size in sizes_bytes for direction in self.directions)
+        return tuple(_case(self, copy, gemm) for copy in copies)
 
     def conclude(self, result: BenchResult, cases: Sequence[Case]) -> BenchResult:
         """Add the overlap of each planned direction and size."""

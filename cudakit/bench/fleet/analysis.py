@@ -41,6 +41,7 @@ MAX_SCORE = 3.5
 # For normally distributed values, the standard deviation is the MAD multiplied by this factor.
 SIGMA_PER_MAD = 1.4826
 
+_OTHER_GPU = Unavailable("the result is that of another GPU")
 _MEDIAN_OF_SEVERAL = Unavailable("the figure is the median of several figures")
 # Facts of an Environment that are the same on equal GPUs of equal hosts: their names in reports, and units.
 _CONDITIONS = (
@@ -62,18 +63,16 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     If a file has the result of another GPU than its name says, the result is a finding, and is not
     compared.
     """
-    failures: list[Finding] = []
-    for host in hosts:
-        facts = host.facts
-        if facts.error:
-            failures.append(Finding("failed", Subject("host", host.name), facts.error, facts.hint))
-        failures += [
-            Finding("failed", Subject("gpu", host.name, gpu.index), gpu.error, gpu.hint)
-            for gpu in host.gpus
-            if gpu.error
-        ]
-    wrong_gpus = wrong_gpu_findings(hosts)
-    hosts = _without_wrong_results(hosts, wrong_gpus)
+    failures = [
+        Finding("failed", subject, error, hint)
+        for host in hosts
+        for subject, error, hint in (
+            (Subject("host", host.name), host.facts.error, host.facts.hint),
+            *((Subject("gpu", host.name, it.index), it.error, it.hint) for it in host.gpus),
+        )
+        if error
+    ]
+    hosts, wrong_gpus = separate_wrong_results(hosts)
     figures = [figure for host in hosts for figure in _figures_of_host(host)]
     comparisons = tuple(_compare_figures(figures))
     gpus = [gpu for host in hosts for gpu in host.gpus]
@@ -241,17 +240,22 @@ def compare_with_peers(
 # --- findings ---------------------------------------------------------------------------------------
 
 
-def wrong_gpu_findings(hosts: Sequence[FleetHost]) -> tuple[Finding, ...]:
-    """Return a finding for each GPU whose result is that of another GPU, according to its UUID.
+def separate_wrong_results(
+    hosts: Sequence[FleetHost],
+) -> tuple[tuple[FleetHost, ...], list[Finding]]:
+    """Return the hosts without the results of another GPU, according to its UUID, and a finding for each.
 
     A GPU can be measured under the index of another one if the order of GPUs changes between two tasks, if
     two Ray nodes offer the same GPU, or if files are copied. Then the figures of one GPU must not be compared
     with themselves. The UUIDs of different hosts with simulated GPUs may be the same.
     """
-    findings = []
+    checked_hosts: list[FleetHost] = []
+    findings: list[Finding] = []
     subjects_by_uuid: dict[tuple[str, str], Subject] = {}
     for host in hosts:
+        gpus: list[FleetGpu] = []
         for gpu in host.gpus:
+            gpus.append(gpu)
             if not gpu.uuid or not isinstance(gpu.suite, SuiteResult):
                 continue
             subject = Subject("gpu", host.name, gpu.index)
@@ -265,27 +269,9 @@ def wrong_gpu_findings(hosts: Sequence[FleetHost]) -> tuple[Finding, ...]:
             else:
                 continue
             findings.append(Finding("wrong-gpu", subject, text, _MEASURE_AGAIN))
-    return tuple(findings)
-
-
-def _without_wrong_results(
-    hosts: Sequence[FleetHost], findings: Sequence[Finding]
-) -> tuple[FleetHost, ...]:
-    """Return the hosts, with an error instead of the suite result of each GPU that has a finding."""
-    texts = {finding.subject: finding.text for finding in findings}
-    other_gpu = Unavailable("the result is that of another GPU")
-    return tuple(
-        replace(
-            host,
-            gpus=tuple(
-                replace(gpu, error=texts[subject], hint=_MEASURE_AGAIN, suite=other_gpu)
-                if (subject := Subject("gpu", host.name, gpu.index)) in texts
-                else gpu
-                for gpu in host.gpus
-            ),
-        )
-        for host in hosts
-    )
+            gpus[-1] = replace(gpu, error=text, hint=_MEASURE_AGAIN, suite=_OTHER_GPU)
+        checked_hosts.append(replace(host, gpus=tuple(gpus)))
+    return tuple(checked_hosts), findings
 
 
 def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:

@@ -24,9 +24,9 @@ from cudakit.bench.fleet.analysis import (
     SIGMA_PER_MAD,
     analyze,
     compare_with_peers,
-    wrong_gpu_findings,
+    separate_wrong_results,
 )
-from cudakit.bench.fleet.result import FleetGpu, FleetHost, HostFacts, Subject
+from cudakit.bench.fleet.result import Finding, FleetGpu, FleetHost, HostFacts, Subject
 from cudakit.bench.health import SkippedBench, assess_health
 
 
@@ -250,6 +250,10 @@ def test_unhealthy_gpu_is_described_with_share_of_the_expected_speed() -> None:
     assert findings[0].text == "the health check fails: gemm bf16 (75.7% of the expected speed)"
 
 
+def wrong_gpu_findings(hosts: Sequence[FleetHost]) -> list[Finding]:
+    return separate_wrong_results(hosts)[1]
+
+
 def with_gpu(host: FleetHost, index: int, gpu: FleetGpu) -> FleetHost:
     """Return a host whose GPU at an index has the result of another GPU."""
     gpus = list(host.gpus)
@@ -263,7 +267,7 @@ def without_uuids(host: FleetHost) -> FleetHost:
 
 
 def test_results_of_distinct_gpus_have_no_finding() -> None:
-    assert wrong_gpu_findings([fleet_host("node-a"), fleet_host("node-b")]) == ()
+    assert wrong_gpu_findings([fleet_host("node-a"), fleet_host("node-b")]) == []
 
 
 def test_gpu_that_was_measured_twice_is_found_by_its_uuid() -> None:
@@ -298,14 +302,14 @@ def test_simulated_gpus_of_two_hosts_may_have_the_same_uuids() -> None:
     simulated_gpu = replace(gpu, suite=replace(suite_of(gpu), simulated=True))
 
     hosts = [with_gpu(first_host, 0, simulated_gpu), with_gpu(second_host, 0, simulated_gpu)]
-    assert wrong_gpu_findings(hosts) == ()
+    assert wrong_gpu_findings(hosts) == []
 
 
 def test_gpu_without_uuid_has_no_finding() -> None:
     host = without_uuids(fleet_host(gpu_count=2))
     gpu = replace(host.gpus[0], uuid="")
 
-    assert wrong_gpu_findings([with_gpu(with_gpu(host, 0, gpu), 1, gpu)]) == ()
+    assert wrong_gpu_findings([with_gpu(with_gpu(host, 0, gpu), 1, gpu)]) == []
 
 
 def test_result_of_another_gpu_is_a_finding_and_is_not_compared() -> None:
