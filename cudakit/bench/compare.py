@@ -284,11 +284,8 @@ def parse_fail_on(text: str) -> FailOn:
 
 _COLUMNS = (
     Column("case", "text"),
-    Column("before", "number"),
-    Column("after", "number"),
-    Column("change", "number"),
-    Column("95% CI", "number", is_optional=True),
-    Column("in cycles", "number", is_optional=True),
+    *(Column(title, "number") for title in ("before", "after", "change")),
+    *(Column(title, "number", is_optional=True) for title in ("95% CI", "in cycles")),
     Column("verdict", "text"),
 )
 # Changes below this ratio are shown without a sign: "<0.1%".

@@ -259,12 +259,8 @@ def band(case: CaseResult) -> Band | Unavailable:
 
 _COLUMNS = (
     Column("figure", "text"),
-    Column("measured", "number"),
-    Column("expected", "number"),
-    Column("of expected", "number"),
-    Column("% of peak", "number"),
-    Column("verdict", "text"),
-    Column("source", "text"),
+    *(Column(it, "number") for it in ("measured", "expected", "of expected", "% of peak")),
+    *(Column(title, "text") for title in ("verdict", "source")),
 )
 _COLUMNS_WITHOUT_EXPECTATION = (0, 1, 4)
 _CAPTION = (

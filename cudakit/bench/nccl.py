@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import ClassVar, Literal
 
@@ -308,7 +308,7 @@ class CollectiveWorkload:
     library: str
     version: str  # Version of the library.
     reason_unsupported: str = ""  # Reason why the library cannot run; "" if it can.
-    name: str = field(default="nccl")
+    name: str = "nccl"
 
     @property
     def rank_count(self) -> int:

@@ -1,8 +1,8 @@
 """Ranks of ``bench nccl`` in several processes: which rank this process is, and how the ranks connect.
 
 All processes of a job connect to the process of rank 0 by TCP. Rank 0 listens at an address that all
-processes know, or at a free port that it writes to a file. Messages are JSON objects with a length before
-them. Rank 0 refuses processes of other jobs, because several jobs may share a host.
+processes know, or at a free port that it writes to a file. A message is a JSON object on one line. Rank 0
+refuses processes of other jobs, because several jobs may share a host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import socket
-import struct
 import threading
 import time
 import zlib
@@ -25,19 +24,26 @@ from cudakit.bench.nccl_ranks import CLOSE, END_TIMEOUT_S, REQUEST, Answers, Mes
 from cudakit.errors import CollectiveError, InputError, UsageError
 from cudakit.gpu.api import Gpu
 
-# The variables of each launcher: rank, number of ranks, rank on the host. In a Slurm job, torchrun, Open MPI
-# and Hydra (the launcher of MPICH and Intel MPI) start a daemon per node by srun, and the ranks inherit the
-# Slurm variables of the daemon. So Slurm comes after these launchers.
+# The variables of each launcher: rank, number of ranks, rank on the host, and number of ranks on the host, ""
+# if there is none. In a Slurm job, torchrun, Open MPI and Hydra (the launcher of MPICH and Intel MPI) start a
+# daemon per node by srun, and the ranks inherit the Slurm variables of the daemon. So Slurm comes after these
+# launchers.
 _LAUNCHERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "Hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", ""),
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "Hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     # srun sets these variables; a batch script that starts no job step has no SLURM_STEP_NUM_TASKS.
-    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-    "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),  # PMI without Hydra, such as that of Cray.
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+    # PMI without Hydra, such as that of Cray.
+    "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "MPI_LOCALNRANKS"),
 }
 # Variables of the rank on the host that may be absent; then the rank among all processes is used.
-_OPTIONAL_VARIABLES = ("LOCAL_RANK", "PMI_LOCAL_RANK")
+_OPTIONAL_VARIABLES = {"LOCAL_RANK", "PMI_LOCAL_RANK"}
 # Variables that have equal values in all processes of a job, and other values in other jobs.
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -49,11 +55,6 @@ _JOB_VARIABLES = (
 )
 # Variables with the nodes of a Slurm step or job, whose first node has rank 0.
 _NODE_LIST_VARIABLES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-# The variable with the number of ranks on this host, by the variable with the number of all ranks.
-_LOCAL_COUNT_VARIABLES = {
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "PMI_SIZE": "MPI_LOCALNRANKS",
-}
 _FIRST_PORT, _PORTS_OF_JOBS = 29_600, 1_000
 _MAX_RANKS = 100_000
 
@@ -64,7 +65,6 @@ _GREETING = "cudakit bench nccl 1"
 _MAX_MESSAGE_BYTES = 64 << 20
 _HELLO_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
-_LENGTH_PREFIX = struct.Struct("!I")
 # Options that end a connection 20 s after the last answer of the other host, for example because its network
 # failed: after 5 s without data the kernel sends a keepalive probe every 5 s (tcp(7)).
 _TCP_OPTIONS = {
@@ -101,10 +101,10 @@ def detect_launch(variables: Mapping[str, str]) -> Launch | None:
 
     Raises InputError for variables that contradict one another.
     """
-    for launcher, names in _LAUNCHERS.items():
-        if not all(name in variables or name in _OPTIONAL_VARIABLES for name in names):
+    for launcher, (rank_name, count_name, local_rank_name, local_count_name) in _LAUNCHERS.items():
+        names = {rank_name, count_name, local_rank_name} - _OPTIONAL_VARIABLES
+        if not names <= variables.keys():
             continue
-        rank_name, count_name, local_rank_name = names
         rank, rank_count = _read_number(variables, rank_name), _read_number(variables, count_name)
         if rank_count <= 1:
             continue
@@ -114,9 +114,9 @@ def detect_launch(variables: Mapping[str, str]) -> Launch | None:
             local_rank_name = rank_name
         local_rank = _read_number(variables, local_rank_name)
         job = " ".join(variables.get(name, "") for name in _JOB_VARIABLES).strip()
-        return Launch(
-            launcher, rank, rank_count, local_rank, job, *_find_address(count_name, variables, job)
-        )
+        is_one_host = variables.get(local_count_name) == variables[count_name]
+        host, port = _find_address(variables, job, is_one_host=is_one_host)
+        return Launch(launcher, rank, rank_count, local_rank, job, host, port)
     return None
 
 
@@ -130,7 +130,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _find_address(count_name: str, variables: Mapping[str, str], job: str) -> tuple[str, int]:
+def _find_address(variables: Mapping[str, str], job: str, *, is_one_host: bool) -> tuple[str, int]:
     """Return the host and the port at which rank 0 listens; the host is "" if no variable contains it."""
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS_OF_JOBS
     if host := variables.get("MASTER_ADDR", ""):
@@ -139,7 +139,7 @@ def _find_address(count_name: str, variables: Mapping[str, str], job: str) -> tu
             # torchrun's agent itself listens at MASTER_PORT.
             port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return host, port
-    if variables.get(_LOCAL_COUNT_VARIABLES.get(count_name, "")) == variables[count_name]:
+    if is_one_host:
         return "127.0.0.1", port
     for name in _NODE_LIST_VARIABLES:
         if name in variables:
@@ -164,7 +164,7 @@ class Connection:
     """A TCP connection that transfers JSON objects."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+        self._socket, self._lines = connection, connection.makefile("rb")
         self._lock = threading.Lock()  # Held while a message is sent.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _TCP_OPTIONS.items():
@@ -176,9 +176,8 @@ class Connection:
 
     def send(self, message: Mapping[str, object]) -> None:
         """Send a message. Raises OSError if the other process has ended."""
-        content = json.dumps(message).encode()
         with self._lock:
-            self._socket.sendall(_LENGTH_PREFIX.pack(len(content)) + content)
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """Return the next message, or None after the other process or its host ended.
@@ -187,15 +186,15 @@ class Connection:
         """
         self._socket.settimeout(timeout_s)
         try:
-            size_bytes = _LENGTH_PREFIX.unpack(self._read(_LENGTH_PREFIX.size))[0]
-            if size_bytes > _MAX_MESSAGE_BYTES:
-                raise ValueError("the message is too large")
-            message = json.loads(self._read(size_bytes))
+            line = self._lines.readline(_MAX_MESSAGE_BYTES)
         except OSError as error:
             # The timeout of settimeout has no number; ETIMEDOUT means that the host does not answer.
             if isinstance(error, TimeoutError) and error.errno is None:
                 raise
             return None
+        if not line.endswith(b"\n") and len(line) < _MAX_MESSAGE_BYTES:
+            return None
+        message = json.loads(line)
         if not isinstance(message, dict):
             raise ValueError("the message is not a JSON object")
         return message
@@ -204,16 +203,8 @@ class Connection:
         """Close the connection, also if another thread waits in ``receive``."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
         self._socket.close()
-
-    def _read(self, size_bytes: int) -> bytes:
-        content = bytearray()
-        while len(content) < size_bytes:
-            received_bytes = self._socket.recv(size_bytes - len(content))
-            if not received_bytes:
-                raise ConnectionResetError("the connection was closed")
-            content += received_bytes
-        return bytes(content)
 
 
 def reachable_host(connections: Iterable[Connection]) -> str:

@@ -42,11 +42,7 @@ _MIN_TREND = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples of one case in the order measured.
-
-    Raises ValueError if only some of the samples have clocks, or if the numbers of samples in ``rounds`` do
-    not add up to the number of samples.
-    """
+    """The samples of one case in the order measured."""
 
     times_s: tuple[float, ...]  # Time of one execution, for each sample.
     sm_clock_hz: tuple[float, ...] = ()  # Mean clock during each sample; empty if unknown.
@@ -54,12 +50,6 @@ class Samples:
     discarded: int = 0
     converged: bool = True  # Whether the stopping rule was met before the timeout.
     rounds: tuple[int, ...] = ()  # Number of samples of each round; empty for one round.
-
-    def __post_init__(self) -> None:
-        if self.sm_clock_hz and len(self.sm_clock_hz) != len(self.times_s):
-            raise ValueError(f"{len(self.sm_clock_hz)} clocks for {len(self.times_s)} times")
-        if self.rounds and sum(self.rounds) != len(self.times_s):
-            raise ValueError(f"rounds of {sum(self.rounds)} samples for {len(self.times_s)} times")
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,9 +326,10 @@ def test_taken_port_is_skipped_by_all_ranks() -> None:
     "stranger",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\x00\x00\x02{}",
-        b"\x00\x00\x00\x04null",
-        b"\x00\x00\x00\x04\xff\xff\xff\xff",
+        b"{}\n",
+        b"null\n",
+        b"\xff\xff\xff\xff\n",
+        b"{",
         b"",
     ],
 )

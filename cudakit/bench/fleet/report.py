@@ -34,10 +34,7 @@ from cudakit.units import Unavailable, capitalized, format_ratio
 # The columns of a comparison after the name of its subject.
 _COMPARISON_COLUMNS = (
     Column("figure", "text"),
-    Column("measured", "number"),
-    Column("peers", "number"),
-    Column("of peers", "number"),
-    Column("limit", "number"),
+    *(Column(title, "number") for title in ("measured", "peers", "of peers", "limit")),
 )
 _SLOW_COLUMNS = (
     Column("slower", "text"),
@@ -53,11 +50,8 @@ _SLOW_CAPTION = (
     "below their median, if that is lower."
 )
 _FIGURE_COLUMNS = (
-    Column("figure", "text"),
-    Column("compared", "text"),
-    Column("median", "number"),
-    Column("spread", "number"),
-    Column("slowest", "number"),
+    *(Column(title, "text") for title in ("figure", "compared")),
+    *(Column(title, "number") for title in ("median", "spread", "slowest")),
     Column("slowest is", "text"),
 )
 _FIGURE_CAPTION = (
@@ -68,12 +62,9 @@ _FIGURE_CAPTION = (
 )
 _HOST_COLUMNS = (
     Column("host", "text"),
-    Column("GPUs", "number"),
-    Column("measured", "number"),
-    Column("failed", "number"),
+    *(Column(title, "number") for title in ("GPUs", "measured", "failed")),
     Column("model", "text"),
-    Column("cudakit", "text", is_optional=True),
-    Column("address", "text", is_optional=True),
+    *(Column(title, "text", is_optional=True) for title in ("cudakit", "address")),
 )
 # Maximum number of rows of slow figures for each finding, and in total.
 _ROWS_PER_FINDING, _MAX_ROWS = 4, 40

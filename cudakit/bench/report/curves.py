@@ -31,6 +31,7 @@ from cudakit.report.document import (
     Series,
     Table,
     Text,
+    Value,
     View,
 )
 from cudakit.report.picture import (
@@ -387,7 +388,7 @@ def _roofline_columns(plotted: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "kind": np.array([kind_names.index(kind) for kind in kinds], np.int64),
             "near": np.arange(len(cases)),  # Label of the dot.
             "library": np.array([libraries.index(case.library) for case in cases], np.int64),
-            "operations_per_byte": np.array([case.operations / case.bytes_moved for case in cases]),
+            "operations_per_byte": _floats(it.operations / it.bytes_moved for it in cases),
             "operations_per_s": _floats(number(it.per_second(it.operations)) for it in cases),
             "peak_operations_per_s": _floats(number(it.operations_per_s) for _, it in plotted),
             "peak_bytes_per_s": _floats(number(limit.bytes_per_s) for _, limit in plotted),
@@ -404,31 +405,24 @@ def _roofline_columns(plotted: Sequence[tuple[CaseResult, Limit]]) -> Columns:
 
 
 def _roofline_table(plotted: Sequence[tuple[CaseResult, Limit]]) -> Table:
-    def intensity(case: CaseResult) -> str:
-        value = case.operations / case.bytes_moved
-        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-    return Table(
-        columns=(
-            Column("case", "text"),
-            Column("operations per byte", "number"),
-            Column("rate", "number"),
-            Column("peak", "number"),
-            Column("% of peak", "bar"),
-        ),
-        rows=tuple(
+    rows: list[tuple[Value, ...]] = []
+    labels = short_labels([case for case, _ in plotted])
+    for name, (case, limit) in zip(labels, plotted, strict=True):
+        intensity = case.operations / case.bytes_moved
+        rows.append(
             (
                 Text(name),
-                Text(intensity(case)),
+                Text(f"{intensity:,.0f}" if intensity >= 100 else f"{intensity:.3g}"),
                 rate(case),
                 Rate(case.operations / limit.seconds, case.operation),
                 Ratio(number(case.ratio_to_limit)),
             )
-            for name, (case, limit) in zip(
-                short_labels([case for case, _ in plotted]), plotted, strict=True
-            )
-        ),
-        caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
+        )
+    numbers = (Column(title, "number") for title in ("operations per byte", "rate", "peak"))
+    return Table(
+        (Column("case", "text"), *numbers, Column("% of peak", "bar")),
+        tuple(rows),
+        "Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )
 
 
