@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def _parse_ids(text: str) -> tuple[str, ...]:
-    """Parse ``CK005,ck12`` as ids."""
     ids = tuple(id_text.strip() for id_text in text.split(",") if id_text.strip())
     if not ids:
         raise click.BadParameter("name at least one check, for example CK005")

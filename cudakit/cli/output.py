@@ -466,29 +466,25 @@ def brief_sentences(document: Document) -> tuple[str | Note, ...]:
     return (document.title, *notes)
 
 
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """The open files of ``-o``, and the terminal."""
 
-    def __init__(
-        self,
-        options: OutputOptions,
-        files: Sequence[tuple[str, Output]],
-        open_files: ExitStack,
-        open_terminal: Callable[[], Output],
-    ) -> None:
-        self._options = options
-        self._files = files
-        self._open_files = open_files
-        self._open_terminal = open_terminal
-        # The formats of the report on the terminal; empty if the terminal gets only a summary: with --quiet
-        # or -o FILE, unless ``-o -`` or --json asks for a report.
-        self.terminal_formats = [
-            target.suffix or "txt" for target in options.targets if target.path == "-"
-        ]
-        if options.json:
-            self.terminal_formats = ["json"]
-        elif not (self.terminal_formats or files or options.quiet):
-            self.terminal_formats = ["txt"]
+    options: OutputOptions
+    files: Sequence[tuple[str, Output]]
+    open_files: ExitStack
+    open_terminal: Callable[[], Output]
+
+    @property
+    def terminal_formats(self) -> list[str]:
+        """The formats of the report on the terminal; empty if the terminal gets only a summary.
+
+        This is so with ``--quiet`` or ``-o FILE``, unless ``-o -`` or ``--json`` asks for a report.
+        """
+        if self.options.json:
+            return ["json"]
+        formats = [target.suffix or "txt" for target in self.options.targets if target.path == "-"]
+        return formats or ([] if self.files or self.options.quiet else ["txt"])
 
     def write(self, report: Report) -> None:
         """Write the report to every file and to the terminal.
@@ -496,32 +492,32 @@ class Outputs:
         Files are complete before anything is printed, because the reader of the terminal may close the pipe.
         Raises EnvironmentUnusable if a disk is full.
         """
-        for suffix, file in self._files:
+        for suffix, file in self.files:
             file.write(report.content(suffix, file))
-        self._open_files.close()
+        self.open_files.close()
         for suffix in self.terminal_formats:
-            terminal = self._open_terminal()
+            terminal = self.open_terminal()
             terminal.write(report.text(suffix, terminal))
         if not self.terminal_formats:
-            target = standard_error() if self._files else self._open_terminal()
-            if self._files and not self._options.quiet:
-                target.write(report.summary_text(target, [suffix for suffix, _ in self._files]))
+            target = standard_error() if self.files else self.open_terminal()
+            if self.files and not self.options.quiet:
+                target.write(report.summary_text(target, [suffix for suffix, _ in self.files]))
             else:
-                target.write(report.brief_text(target, with_rows=self._options.quiet))
+                target.write(report.brief_text(target, with_rows=self.options.quiet))
         self.close()
 
     def streams(self) -> list[tuple[str, Output]]:
         """Return every open output with its format. A command that writes repeatedly calls ``close`` last."""
-        formats = self.terminal_formats or ([] if self._files else ["txt"])
-        return [*self._files, *((suffix, self._open_terminal()) for suffix in formats)]
+        formats = self.terminal_formats or ([] if self.files else ["txt"])
+        return [*self.files, *((suffix, self.open_terminal()) for suffix in formats)]
 
     def close(self) -> None:
         """Complete the files, and name them on standard error."""
-        self._open_files.close()
+        self.open_files.close()
         # Standard error must contain nothing else if the JSON document is written to it.
-        is_json_on_stderr = self._options.json and self._open_terminal is standard_error
-        if not (self._options.quiet or is_json_on_stderr):
-            for _, file in self._files:
+        is_json_on_stderr = self.options.json and self.open_terminal is standard_error
+        if not (self.options.quiet or is_json_on_stderr):
+            for _, file in self.files:
                 click.echo(f"Wrote {printable(file.name)}", err=True)
 
 

@@ -293,7 +293,6 @@ def _measured_limits(
 
 
 def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
-    """Read a saved result or a log."""
     from cudakit.profile.timeline import is_saved_result, load_log, load_result
 
     path = Path(file)

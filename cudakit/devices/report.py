@@ -320,7 +320,6 @@ def _watts_text(watts: Field) -> str:
 
 
 def _number_cell(name: str, unit: str) -> _CellFunction:
-    """Return a function that formats a field of a device with its unit."""
     return lambda device: number_with_unit(device.field(name), unit)
 
 
@@ -555,7 +554,6 @@ def _access_text(gpu_pair: Pair) -> Value:
 
 
 def _legend(pair_by_gpus: Mapping[tuple[int, int], Pair]) -> str:
-    """Return the meaning of the abbreviations in the matrix."""
     paths = {pair.path for pair in pair_by_gpus.values() if isinstance(pair.path, str)}
     return "; ".join(
         f"{path}: {path[2:]} NVLinks"

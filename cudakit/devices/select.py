@@ -141,7 +141,6 @@ def _request_text(spec: SelectSpec) -> str:
 
 
 def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
-    """Yield the reasons why a device cannot be selected."""
     if isinstance(device.uuid, Unavailable):
         yield device.uuid.reason
     if isinstance(device.cuda_index, Unavailable):

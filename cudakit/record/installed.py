@@ -159,7 +159,6 @@ def unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _library_version(library: Path) -> tuple[int, ...]:
-    """Return the version of the toolkit or wheel that contains the library; () if it is unknown."""
     for directory in library.resolve().parents[1:4]:
         try:
             components = json.loads((directory / "version.json").read_text(encoding="utf-8"))

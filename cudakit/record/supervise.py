@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -86,36 +87,30 @@ def supervise(
     return child.status or 0
 
 
+@dataclass(slots=True)
 class _SpoolReader:
     """Reads a spool, and passes records to ``on_batch`` and messages to ``on_message``."""
 
-    def __init__(
-        self,
-        spool: Spool,
-        messages: AgentMessages,
-        on_batch: Callable[[Batch], bool],
-        on_message: Callable[[AgentMessage], None],
-    ) -> None:
-        self.is_stopped = False  # whether ``on_batch`` has asked to stop the program
-        self.failure: Exception | None = None  # the first exception of a callback
-        self._spool = spool
-        self._messages = messages
-        self._on_batch = on_batch
-        self._on_message = on_message
+    spool: Spool
+    messages: AgentMessages
+    on_batch: Callable[[Batch], bool]
+    on_message: Callable[[AgentMessage], None]
+    is_stopped: bool = False  # whether ``on_batch`` has asked to stop the program
+    failure: Exception | None = None  # the first exception of a callback
 
     def read(self, after_batch: Callable[[], None]) -> None:
         """Pass on the new records and messages; call ``after_batch`` after each batch."""
         try:
-            for batch in self._spool.batches():
+            for batch in self.spool.batches():
                 # After a stop or a failure, batches are read and dropped, so that the spool does not grow.
                 if not self.is_stopped and not self.failure:
-                    self.is_stopped = self._on_batch(batch)
+                    self.is_stopped = self.on_batch(batch)
                 after_batch()
-            for message in self._messages.read_new():
-                self._on_message(message)
-            while self._spool.error_messages:
-                error = self._spool.error_messages.pop()
-                self._on_message(AgentMessage(0, AgentMessageKind.INCOMPLETE, error))
+            for message in self.messages.read_new():
+                self.on_message(message)
+            while self.spool.error_messages:
+                error = self.spool.error_messages.pop()
+                self.on_message(AgentMessage(0, AgentMessageKind.INCOMPLETE, error))
         except Exception as failure:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.failure = self.failure or failure
 

@@ -20,7 +20,7 @@ from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.bench import BenchGroup
 from cudakit.cli.bench import load_command as load_benchmark
 from cudakit.cli.options import Command, Option, Value
-from cudakit.cli.run.race_report import FORMATS
+from cudakit.cli.sanitize import FORMATS
 
 ROOT = Path(__file__).parents[2]
 OOM = ROOT / "tests" / "data" / "oom.pkl.gz"

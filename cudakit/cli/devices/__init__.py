@@ -98,10 +98,8 @@ def devices(
         elif spec:
             show.print_selection(machine, outputs, view, spec)
         elif watch:
-            from cudakit.cli.devices.watch import Writer, keyboard, watch_devices
-
             writers = [
-                Writer(
+                show.Writer(
                     target,
                     output_format,
                     view,
@@ -110,8 +108,8 @@ def devices(
                 )
                 for output_format, target in outputs.streams()
             ]
-            with keyboard() as wait_for_keys:
-                watch_devices(machine, writers, watch, wait_for_keys)
+            with show.keyboard() as wait_for_keys:
+                show.watch_devices(machine, writers, watch, wait_for_keys)
             outputs.close()
         else:
             show.show_once(machine, outputs, view, selected_fields)

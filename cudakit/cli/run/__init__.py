@@ -12,7 +12,6 @@ from cudakit.cli.options import (
     FILE,
     Command,
     Seconds,
-    Value,
     byte_size,
     option,
     option_group,
@@ -21,7 +20,15 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.output import OutputOptions, suffixes
 from cudakit.cli.profile import ACTIVITY_FORMATS
-from cudakit.cli.run.race_report import FORMATS
+from cudakit.cli.sanitize import (
+    BASELINE_OPTION,
+    FORMATS,
+    HOST_THREADS_OPTION,
+    INTERNAL_OPTION,
+    SHOW_OPTION,
+    SUPPRESS_OPTION,
+    WRITE_BASELINE_OPTION,
+)
 
 MAX_SECONDS = 1e9  # about 30 years
 
@@ -53,47 +60,6 @@ class Launcher(Command):
         return bool(context.params.get("json"))
 
 
-SHOW_OPTION = option(
-    "--show",
-    type=click.Choice(["likely", "possible"]),
-    default="likely",
-    show_default=True,
-    help="Races to show: likely (races that are certain or likely) or possible (all).",
-)
-SUPPRESS_OPTION = option(
-    "--suppress",
-    type=Value(("kernel:", "site:", "@")),
-    metavar="PATTERN|@FILE",
-    multiple=True,
-    help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
-    "Repeatable.",
-)
-BASELINE_OPTION = option(
-    "--baseline",
-    type=FILE,
-    metavar="FILE",
-    help="Report new races only: leave out the races in FILE, which --write-baseline wrote.",
-)
-WRITE_BASELINE_OPTION = option(
-    "--write-baseline",
-    type=FILE,
-    metavar="FILE",
-    help="Write the races to FILE, for --baseline. These races do not make the exit code 1.",
-)
-INTERNAL_OPTION = option(
-    "--internal",
-    "counts_library_races",
-    is_flag=True,
-    help="Count races inside libraries, too: they make the exit code 1.",
-)
-HOST_THREADS_OPTION = option(
-    "--host-threads",
-    type=click.Choice(["joined", "strict"]),
-    default="joined",
-    show_default=True,
-    help="Host threads: joined (all threads count as one, in the order of their calls) or strict (a wait in "
-    "one thread does not order the work of the others).",
-)
 _RECORD_OPTIONS = option_group(
     "What to record",
     option("--sanitize", is_flag=True, help="Find races between CUDA streams."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cudakit.cli.output import open_binary_file, printable
+from cudakit.cli.output import OutputOptions, open_binary_file, printable
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.compile import demangle
 from cudakit.profile.timeline import ActivityCollector
@@ -213,11 +213,13 @@ class ProfileMonitor:
 class LogFile:
     """The file of ``--log``. If a write fails, the program continues, and ``complete`` raises the error."""
 
-    def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
+    def __init__(self, path: str, stack: ExitStack, options: OutputOptions) -> None:
         self._path = path
+        self._is_quiet = options.quiet or options.json
         self._failure: OSError | None = None
         self._open_file = stack.enter_context(ExitStack())
-        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
+        file = open_binary_file(path, force=options.force)
+        self._writer = LogWriter(self._open_file.enter_context(file))
 
     def add(self, batch: Batch) -> None:
         """Append a batch of records."""
@@ -227,7 +229,7 @@ class LogFile:
             except OSError as error:
                 self._failure = error
 
-    def complete(self, outcome: Outcome | SanitizeResult, *, quiet: bool) -> None:
+    def complete(self, outcome: Outcome | SanitizeResult) -> None:
         """Write the outcome, which is a part of a result of a race check, close the file, and print its path.
 
         Raises EnvironmentUnusable if a write failed.
@@ -239,5 +241,5 @@ class LogFile:
         values = {field.name: getattr(outcome, field.name) for field in fields(Outcome)}
         self._writer.finish(Outcome(**values))
         self._open_file.close()
-        if not quiet:
+        if not self._is_quiet:
             click.echo(f"Wrote {printable(self._path)}", err=True)

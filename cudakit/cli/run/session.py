@@ -27,9 +27,8 @@ from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
 from cudakit.cli.profile import analyze_activities
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import LogFile, Monitor, ProfileMonitor, why_cuda_is_unusable
-from cudakit.cli.run.race_report import (
+from cudakit.cli.sanitize import (
     FORMATS,
-    BaselineFile,
     exit_code,
     match_baseline,
     open_baseline,
@@ -41,7 +40,7 @@ from cudakit.record.device_patch import add_device_patches
 from cudakit.record.preflight import ProfileFiles, RecorderFiles, preflight, preflight_profile
 from cudakit.record.protocol import AgentMessage, AgentMessageKind, ProfileSettings, Settings
 from cudakit.record.supervise import end_like_program, shell_status, supervise
-from cudakit.sanitize.races import Confidence
+from cudakit.sanitize.races import Confidence, SanitizeResult
 from cudakit.trace.run_log import NO_REAL_GPU_WORK, Outcome
 from cudakit.trace.spool import Batch
 
@@ -163,7 +162,7 @@ class _PreparedRun:
     profile: ProfileMonitor | None
     outputs: Outputs
     log: LogFile | None
-    new_baseline: BaselineFile
+    write_baseline: Callable[[SanitizeResult], None]
 
     def on_batch(self, batch: Batch) -> bool:
         """Write a batch of records to the log, and analyze it; return True to stop the program."""
@@ -234,8 +233,8 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         path = Path(name)
         for file in (name, str(extended_stem(path, "-oom"))):
             refuse_unwritable(file, force=spec.output.force)
-    new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
-    log = LogFile(spec.log, stack, force=spec.output.force) if spec.log else None
+    write_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
+    log = LogFile(spec.log, stack, spec.output) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
@@ -279,7 +278,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
             settings = replace(settings, **memory_settings)
     profile = ProfileMonitor() if spec.profile else None
     return _PreparedRun(
-        command, settings, monitor, memory_monitor, profile, outputs, log, new_baseline
+        command, settings, monitor, memory_monitor, profile, outputs, log, write_baseline
     )
 
 
@@ -334,8 +333,8 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
         raise
     finally:
         if prepared_run.log:
-            prepared_run.log.complete(result, quiet=spec.output.quiet or spec.output.json)
-    prepared_run.new_baseline.write(result)
+            prepared_run.log.complete(result)
+    prepared_run.write_baseline(result)
     if fails_for_limit:
         return ExitCode.FINDINGS
     return exit_code(result, races_are_accepted=spec.write_baseline is not None)
@@ -375,8 +374,7 @@ def _report_profile(
         prepared_run.outputs.write(profile_report)
     finally:
         if prepared_run.log:
-            is_quiet = spec.output.quiet or spec.output.json
-            prepared_run.log.complete(outcome, quiet=is_quiet)
+            prepared_run.log.complete(outcome)
     return ExitCode.FINDINGS if outcome.incomplete else ExitCode.OK
 
 

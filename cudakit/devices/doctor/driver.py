@@ -131,7 +131,6 @@ def _driver_not_loaded(context: RunContext) -> Finding:
 
 
 def _install_fixes(distribution_id: str) -> tuple[str, ...]:
-    """Return the steps to install the driver on a Linux distribution."""
     command = _INSTALL_COMMANDS.get(distribution_id)
     return (
         (command, f"or follow {_INSTALL_GUIDE}")
@@ -281,7 +280,6 @@ def _version_in_name(path: str | None) -> str | None:
 
 
 def _first_copy_path(context: RunContext, soname: str) -> str | None:
-    """Return the path of the copy of a library that the dynamic loader would load, or None."""
     libraries = context.software.libraries
     copies = () if isinstance(libraries, Unavailable) else libraries
     return next((library.real for library in copies if library.soname == soname), None)

@@ -352,7 +352,6 @@ _XID_PATTERN = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 class Xid:
     """A kind of error that the driver writes to the kernel log."""
 
-    number: int
     origin: str  # usual cause, by NVIDIA's catalog: "program" or "hardware"; "notice" if it needs no action
     meaning: str
     action: str  # recommended action
@@ -366,7 +365,7 @@ def known_xids() -> Mapping[int, Xid]:
     """
     table = files("cudakit.devices.doctor").joinpath("xids.csv").read_text("utf-8")
     return {
-        int(number): Xid(int(number), origin, meaning, action or _USUAL_ACTIONS[origin])
+        int(number): Xid(origin, meaning, action or _USUAL_ACTIONS[origin])
         for number, origin, meaning, action in list(csv.reader(table.splitlines()))[1:]
     }
 

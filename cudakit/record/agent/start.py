@@ -223,7 +223,6 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = 
 
 
 def _load_module(name: str) -> "Any":
-    """Load a module of this folder by its path."""
     path = os.path.join(os.path.dirname(__file__), f"{name}.py")
     spec = spec_from_file_location(f"_cudakit_{name}", path)
     if spec is None or spec.loader is None:
