@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from math import gcd
@@ -345,15 +344,16 @@ class AccessState:
 
     def is_equivalent(self, other: AccessState) -> bool:
         """Return whether two states conflict with the same accesses, and are reported in the same way."""
-        return not (self.reported_pairs or other.reported_pairs) and all(
-            own == others
-            for own, others in (
-                (_identity(self.last_write), _identity(other.last_write)),
-                ([*map(_identity, self.reads)], [*map(_identity, other.reads)]),
-                ([*map(_identity, self.atomics)], [*map(_identity, other.atomics)]),
-                (self.is_merged, other.is_merged),
-                (self.is_approximate, other.is_approximate),
-            )
+        if self.reported_pairs or other.reported_pairs:
+            return False
+        return (
+            self.is_merged == other.is_merged
+            and self.is_approximate == other.is_approximate
+            and len(self.reads) == len(other.reads)
+            and len(self.atomics) == len(other.atomics)
+            and _are_equivalent(self.last_write, other.last_write)
+            and all(map(_are_equivalent, self.reads, other.reads))
+            and all(map(_are_equivalent, self.atomics, other.atomics))
         )
 
 
@@ -408,17 +408,28 @@ def _pairs_of(reported_pairs: ReportedPairs, accesses: Accesses) -> ReportedPair
     return tuple(pair for pair in reported_pairs if id(pair[0]) in ids)
 
 
-def _identity(access: MemoryAccess | None) -> object:
-    """Return equal values for accesses that race with the same accesses and are reported in the same way.
+def _are_equivalent(access: MemoryAccess | None, other: MemoryAccess | None) -> bool:
+    """Return whether two accesses race with the same accesses, and are reported in the same way.
 
     ``native/shadow_memory/access.c`` has the same rule.
     """
-    if access is None or access.tick == NEVER:
-        return id(access)  # the next allocation of the memory is ordered after this very free
-    call = access.call
+    if access is other:
+        return True
+    if access is None or other is None or access.tick != other.tick or access.slot != other.slot:
+        return False
+    # After a free, the next allocation of the memory is ordered after this very free.
+    call, other_call = access.call, other.call
     return (
-        *(access.slot, access.tick, access.mode, access.precision),
-        *(call.kind, call.name, call.site, call.program_call, call.node),
+        access.tick != NEVER
+        and (access.mode, access.precision) == (other.mode, other.precision)
+        and (call.kind, call.name, call.site, call.program_call, call.node)
+        == (
+            other_call.kind,
+            other_call.name,
+            other_call.site,
+            other_call.program_call,
+            other_call.node,
+        )
     )
 
 
@@ -475,8 +486,9 @@ class SortedStates(Generic[State]):
             left_state = self.states[index]
             if left_state.is_merged:
                 left_state.is_approximate = True
-            right_state = copy(left_state)
-            left_state.hi = right_state.lo = address
+            right_state = self._new_state(address, left_state.hi)
+            right_state.__dict__.update(left_state.__dict__, lo=address)
+            left_state.hi = address
             self.states.insert(index + 1, right_state)
 
 
@@ -647,7 +659,8 @@ class StridedStates:
 
     def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:
         """List the ranges that begin below ``hi`` and end above ``lo``, the oldest first."""
-        items = self._sorted_ranges
+        if not (items := self._sorted_ranges):
+            return []
         begin = bisect_left(items, lo - self._longest_bytes, key=itemgetter(0))
         end = bisect_left(items, hi, key=itemgetter(0))
         found = (item for item in items[begin:end] if item[2].hi > lo)

@@ -477,7 +477,8 @@ class CheckedShadow:
         self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
     ) -> None:
         """Check an access for races, and store it. An access with several elements is strided."""
-        self._check(access, clock, stride, element_count)
+        if self._last_tick_by_slot:
+            self._check(access, clock, stride, element_count)
         self.stored.add(access, clock, stride, element_count)
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
@@ -487,7 +488,8 @@ class CheckedShadow:
 
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check and store the accesses of a launch."""
-        self._check_rows(rows, call, position)
+        if self._last_tick_by_slot:
+            self._check_rows(rows, call, position)
         self.stored.add_all(rows, call, position)
 
     def add_graph_launch(
