@@ -294,13 +294,9 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
         nodes.append(Note("warn", text, (bench.remedy,)))
     nodes += [*_without_expectation(suite), *other_notes]
     if cases:
-        nodes += [
-            machine_facts(result),
-            sample_columns(cases),
-            device_columns(cases[0].environment),
-        ]
-    if cases and detail:
-        nodes.append(sample_section(cases))
+        samples = sample_columns(cases)
+        nodes += [machine_facts(result), samples, device_columns(cases[0].environment)]
+        nodes += [sample_section(samples)] if detail else []
     is_assessed = any(not isinstance(figure.health, Unavailable) for figure in suite.figures)
     return Document(title(result) + ("" if is_assessed else ", not assessed"), tuple(nodes))
 

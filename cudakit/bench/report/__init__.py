@@ -23,12 +23,13 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
         nodes += answer(result)
     elif cases:
         nodes.append(cases_table(cases))
-    nodes += [*notes(result), sample_columns(cases)]
+    samples = sample_columns(cases)
+    nodes += [*notes(result), samples]
     if cases:
         nodes += [machine_facts(result), device_columns(cases[0].environment)]
     if cases and detail:
         nodes += sweeps(cases, result.graphs)
         nodes += roofline_section(cases)
         nodes += baseline_sections(cases)
-        nodes.append(sample_section(cases))
+        nodes.append(sample_section(samples))
     return Document(title(result), tuple(nodes))

@@ -15,23 +15,15 @@ from cudakit.bench.labels import (
     is_square,
     short_labels,
 )
-from cudakit.bench.report.table import baseline_libraries, limit_s, number, rate
+from cudakit.bench.report.table import baseline_libraries, limit_s, number
 from cudakit.bench.result import CaseResult, GraphCosts
 from cudakit.bench.roofline import Limit
 from cudakit.report.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis
 from cudakit.report.document import (
     Array,
-    Chart,
-    Column,
     Columns,
     Node,
-    Rate,
-    Ratio,
     Section,
-    Series,
-    Table,
-    Text,
-    Value,
     View,
 )
 from cudakit.report.picture import (
@@ -75,7 +67,7 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
         groups = _groups(timed, name)
         nodes: list[Node] = []
         for panel, lines in _panels(groups) if groups else ():
-            nodes += _sweep(name, panel, lines, graphs)
+            nodes.append(_sweep(name, panel, lines, graphs))
         if nodes:
             yield Section(f"By {axis_title(name).replace('=', ' = ')}", tuple(nodes))
 
@@ -124,8 +116,8 @@ def _panels(groups: list[list[CaseResult]]) -> Iterable[tuple[str, list[list[Cas
 
 def _sweep(
     name: str, panel: str, groups: Sequence[list[CaseResult]], graphs: Sequence[GraphCosts]
-) -> tuple[Columns, View]:
-    """Return the Columns of a chart with a line per group, and the View that draws them."""
+) -> View:
+    """Return a chart with a line per group."""
     firsts = [group[0] for group in groups]
     works = short_labels(firsts, omitted_axes=_axes_of(name), with_library=False)
     labels = tuple(short_labels(firsts, omitted_axes=_axes_of(name)))
@@ -158,8 +150,7 @@ def _sweep(
         },
         {"line": labels, "unit": (_common({it.unit for it in cases}),)},
     )
-    chart = _chart(name, labels, groups)
-    return columns, View("sweep", (columns.name,), draw_sweep, chart)
+    return View("sweep", (columns.name,), draw_sweep, fallback=columns)
 
 
 def _common(units: set[str]) -> str:
@@ -176,30 +167,6 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
                 if step.step == axes.get("step"):
                     return number(step.fixed_s) + number(step.node_s) * _position(case, name)
     return np.nan
-
-
-def _chart(name: str, labels: Sequence[str], groups: Sequence[list[CaseResult]]) -> Chart:
-    """Return a chart for terminal and Markdown: of the % of peak if all cases have one, else of the time."""
-    cases = [case for group in groups for case in group]
-    positions = sorted({_position(case, name) for case in cases})
-    has_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
-    is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _LOG_X_RATIO
-    series: list[Series] = []
-    for label, group in zip(labels, groups, strict=True):
-        heights = {
-            _position(case, name): number(case.ratio_to_limit if has_peak else case.median_s)
-            for case in group
-        }
-        points = _floats(heights.get(position, np.nan) for position in positions)
-        series.append(Series(label, points, step=False))
-    title = axis_title(name)
-    return Chart(
-        title="% of peak" if has_peak else "Time",
-        x=np.log2(positions) if is_logarithmic else np.array(positions, np.float64),
-        series=tuple(series),
-        x_label=f"log2 of {title}" if is_logarithmic else title,
-        y_unit="ratio" if has_peak else "seconds",
-    )
 
 
 def _floats(values: Iterable[float]) -> Array:
@@ -372,8 +339,8 @@ def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
     ]
     if plotted:
         columns = _roofline_columns(plotted)
-        view = View("roofline", (columns.name,), draw_roofline, _roofline_table(plotted))
-        yield Section("Roofline", (columns, view))
+        view = View("roofline", (columns.name,), draw_roofline, fallback=columns)
+        yield Section("Roofline", (view,))
 
 
 def _roofline_columns(plotted: Sequence[tuple[CaseResult, Limit]]) -> Columns:
@@ -401,28 +368,6 @@ def _roofline_columns(plotted: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "library": tuple(libraries),
             "unit": (_common({case.operation for case in cases}),),
         },
-    )
-
-
-def _roofline_table(plotted: Sequence[tuple[CaseResult, Limit]]) -> Table:
-    rows: list[tuple[Value, ...]] = []
-    labels = short_labels([case for case, _ in plotted])
-    for name, (case, limit) in zip(labels, plotted, strict=True):
-        intensity = case.operations / case.bytes_moved
-        rows.append(
-            (
-                Text(name),
-                Text(f"{intensity:,.0f}" if intensity >= 100 else f"{intensity:.3g}"),
-                rate(case),
-                Rate(case.operations / limit.seconds, case.operation),
-                Ratio(number(case.ratio_to_limit)),
-            )
-        )
-    numbers = (Column(title, "number") for title in ("operations per byte", "rate", "peak"))
-    return Table(
-        (Column("case", "text"), *numbers, Column("% of peak", "bar")),
-        tuple(rows),
-        "Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )
 
 

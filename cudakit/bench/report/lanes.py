@@ -14,20 +14,12 @@ import numpy as np
 from cudakit.bench.labels import CUDAKIT, short_labels
 from cudakit.bench.report.table import RelativeRate, measured_baselines, ratio_to
 from cudakit.bench.result import CaseResult
-from cudakit.bench.stats import Summary
 from cudakit.report.axis import Axis, tight_axis
 from cudakit.report.document import (
     Array,
-    Column,
     Columns,
-    Count,
     Node,
-    Ratio,
-    Seconds,
     Section,
-    Table,
-    Text,
-    Value,
     View,
 )
 from cudakit.report.picture import (
@@ -100,8 +92,6 @@ def _omitted(count: int) -> tuple[Caption, ...]:
 
 # --- the distribution of samples: a dot per sample, relative to the median ----------------------------
 
-_SPREAD_TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
-_TIME_FIELDS = ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s")
 # Height of a lane in pixels, and in the units of the lane's drawing.
 _SPREAD_PIXELS, _SPREAD_HEIGHT = 44, 400
 _MAX_DOTS = 1000
@@ -128,21 +118,9 @@ class _Spread(NamedTuple):
     interval: tuple[float, float]
 
 
-def sample_section(cases: Sequence[CaseResult]) -> Section:
-    """Return a chart of every sample, relative to the median of its case, and a table of quantiles."""
-    rows: list[tuple[Value, ...]] = []
-    for name, case in zip(short_labels(cases), cases, strict=True):
-        if isinstance(summary := case.statistics, Summary):
-            flags = (("drifts", summary.trend), ("two groups", summary.bimodal))
-            times = (Seconds(getattr(summary, field)) for field in _TIME_FIELDS)
-            flags_text = ", ".join(word for word, is_set in flags if is_set)
-            rows.append((Text(name), Count(summary.n), *times, Text(flags_text)))
-    columns = (
-        Column(title, "text" if title in ("case", "shape") else "number")
-        for title in _SPREAD_TITLES
-    )
-    table = Table(tuple(columns), tuple(rows))
-    view = View("sample-spread", ("samples", "results"), draw_samples, table)
+def sample_section(samples: Columns) -> Section:
+    """Return a chart of every sample, relative to the median of its case."""
+    view = View("sample-spread", (samples.name, "results"), draw_samples, fallback=samples)
     return Section("Distribution of the samples", (view,))
 
 
@@ -253,17 +231,8 @@ def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
             {"case": np.arange(len(rates)), **arrays},
             {"case": tuple(label for label, _ in rates)},
         )
-        titles = (name, "CI low", "CI high")
-        table = Table(
-            columns=(Column("case", "text"), *(Column(title, "number") for title in titles)),
-            rows=tuple(
-                (Text(label), *(Ratio(getattr(rate, key)) for key in _RATE_KEYS))
-                for label, rate in rates
-            ),
-            caption=f"Rate relative to {baseline}, with its 95% CI.",
-        )
-        picture = View("relative-rate", (name,), draw_relative_rates, table)
-        yield Section(f"Compared with {baseline}", (columns, picture))
+        view = View("relative-rate", (name,), draw_relative_rates, fallback=columns)
+        yield Section(f"Compared with {baseline}", (view,))
 
 
 _RATE_KEYS = ("ratio", "low", "high")

@@ -7,13 +7,12 @@ from bench.example_results import gemm, samples_near
 
 from cudakit.bench.report.curves import sweeps
 from cudakit.bench.result import CaseResult, GraphCosts, StepCost
-from cudakit.report.document import Columns, Section
+from cudakit.report.document import Columns, walk
 from cudakit.units import Unavailable
 
 
 def curve_columns(*cases: CaseResult, graphs: tuple[GraphCosts, ...] = ()) -> dict[str, Columns]:
-    sections = [node for node in sweeps(cases, graphs) if isinstance(node, Section)]
-    nodes = [node for section in sections for node in section.nodes]
+    nodes = walk(sweeps(cases, graphs))
     return {node.name: node for node in nodes if isinstance(node, Columns)}
 
 

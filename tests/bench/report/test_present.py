@@ -22,7 +22,7 @@ from cudakit.bench.result import BenchResult
 from cudakit.bench.roofline import Work, limit
 from cudakit.bench.stats import Samples
 from cudakit.report import console, csv, html, markdown
-from cudakit.report.document import Columns, Document, Note, Section, Table, View
+from cudakit.report.document import Columns, Document, Note, Section, Table, View, walk
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
@@ -63,7 +63,7 @@ def test_comparison_on_terminal(golden: Golden) -> None:
 
 
 def test_report_with_baseline_in_markdown(golden: Golden) -> None:
-    golden("bench-gemm.md", markdown.render(present(AGAINST_TORCH, detail=True)))
+    golden("bench-gemm.md", markdown.render(present(AGAINST_TORCH)))
 
 
 def test_results_as_csv(golden: Golden) -> None:
@@ -84,7 +84,7 @@ def test_detailed_report_renders_as_page() -> None:
 def test_views_name_existing_columns() -> None:
     document = present(CUBES, detail=True)
     sections = [node for node in document.nodes if isinstance(node, Section)]
-    all_nodes = [*document.nodes, *(node for section in sections for node in section.nodes)]
+    all_nodes = list(walk(document.nodes))
     columns = {node.name for node in all_nodes if isinstance(node, Columns)}
     views = [node for node in all_nodes if isinstance(node, View)]
 
