@@ -262,7 +262,6 @@ _COLUMNS = (
     *(Column(it, "number") for it in ("measured", "expected", "of expected", "% of peak")),
     *(Column(title, "text") for title in ("verdict", "source")),
 )
-_COLUMNS_WITHOUT_EXPECTATION = (0, 1, 4)
 _CAPTION = (
     "Source of the expected value: measured (on another GPU of this model), derived (a fraction of the "
     "theoretical peak), or bound (a time that no healthy machine exceeds)."
@@ -336,7 +335,7 @@ def figure_table(suite: SuiteResult) -> Table:
     sizes_text = describe_sizes(cases)
     caption = f"Sizes: {sizes_text}." if sizes_text else ""
     if all(isinstance(figure.band, Unavailable) for figure in figures):
-        shown = _COLUMNS_WITHOUT_EXPECTATION
+        shown = (0, 1, 4)  # The columns without an expectation.
         shown_rows = (tuple(row[i] for i in shown) for row in rows)
         return Table(tuple(_COLUMNS[i] for i in shown), tuple(shown_rows), caption)
     return Table(

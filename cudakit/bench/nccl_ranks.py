@@ -633,9 +633,9 @@ def exact_limit(element: Element) -> int:
     """Return the largest integer up to which an element type represents all integers exactly."""
     if element.is_integer:
         return int(np.iinfo(element.storage_dtype).max)
-    if element.format is not None:
-        return int(2 ** (element.format.mantissa_bits + 1))
-    return int(2 ** (np.finfo(element.storage_dtype).nmant + 1))
+    own_format = element.format
+    bits = own_format.mantissa_bits if own_format else np.finfo(element.storage_dtype).nmant
+    return int(2 ** (bits + 1))
 
 
 @lru_cache(maxsize=64)

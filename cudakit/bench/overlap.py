@@ -83,10 +83,7 @@ _PILOT_RUNS = 2
 # untimed GEMMs before each sample continue the warm-up.
 _MAX_WARMUP_FACTOR = 3
 _COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
-_NO_PEAK = Unavailable("the peak of work on two streams is unknown")
-_PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
 _Time: TypeAlias = float | Unavailable
-_NOT_REACHED = Unavailable("the run was interrupted before this case")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +151,7 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
             blocker=method.blocker and not has_pageable_memory,
             warmup_most_s=_MAX_WARMUP_FACTOR * method.warmup_s,
         ),
-        _NO_PEAK,
+        Unavailable("the peak of work on two streams is unknown"),
         copy.size_bytes,
         len(workloads) * device_buffer_count,
         host_bytes=len(workloads) * host_buffer_count * copy.size_bytes,
@@ -385,11 +382,12 @@ def _overlap(copy: Copy, results: Mapping[Axis, CaseResult]) -> CopyOverlap:
     def time_of(measurement: str) -> _Time:
         if measurement in results:
             return results[measurement].median_s
+        reason = f"the measurement {measurement} was not finished"
         if measurement == GEMM_DURING_COPY and is_pageable(copy.direction):
-            return _PAGEABLE
-        if not results:
-            return _NOT_REACHED
-        return Unavailable(f"the measurement {measurement} was not finished")
+            reason = "a copy of pageable memory blocks the host, which then launches no GEMM"
+        elif not results:
+            reason = "the run was interrupted before this case"
+        return Unavailable(reason)
 
     def slowdown(alone_s: float, concurrent_s: float) -> float:
         return concurrent_s / alone_s - 1

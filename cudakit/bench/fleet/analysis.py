@@ -42,7 +42,6 @@ MAX_SCORE = 3.5
 SIGMA_PER_MAD = 1.4826
 
 _OTHER_GPU = Unavailable("the result is that of another GPU")
-_MEDIAN_OF_SEVERAL = Unavailable("the figure is the median of several figures")
 # Facts of an Environment that are the same on equal GPUs of equal hosts: their names in reports, and units.
 _CONDITIONS = (
     ("power_limit_w", "power limit", " W"),
@@ -174,7 +173,8 @@ def _medians(
         of_subjects.setdefault(subject, []).append(replace(figure, subject=subject))
     for group in (group for each in of_subjects.values() for group in comparable_figures(each)):
         value = median(figure.value for figure in group)
-        ci95 = group[0].ci95 if len(group) == 1 else _MEDIAN_OF_SEVERAL
+        of_several = Unavailable("the figure is the median of several figures")
+        ci95 = group[0].ci95 if len(group) == 1 else of_several
         yield replace(group[0], value=value, ci95=ci95), len(group)
 
 

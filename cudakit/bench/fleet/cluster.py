@@ -322,10 +322,6 @@ def _lost_connection(reason: str) -> EnvironmentUnusable:
 
 # --- connecting ------------------------------------------------------------------------------------
 
-# Number of CPUs of a local cluster, which starts a worker process per CPU. Tasks reserve GPUs only, and run
-# one at a time.
-_LOCAL_CPUS = 1
-_LOCAL_STORE_BYTES = 80 << 20  # Ray needs at least 75 MiB.
 # Maximum length of a local cluster's directory: the paths of Ray's sockets in the directory are about 65
 # characters longer, and a socket address holds 107 characters (unix(7)).
 _MAX_DIRECTORY_LENGTH = 40
@@ -341,11 +337,6 @@ except Exception as error:
 """
 _ADDRESS_HINT = (
     "ray status --address HOST:PORT shows whether a cluster answers; --ray local needs no cluster"
-)
-# Ray's reason, in ray.init, if --ray auto finds no cluster. The rest of the reason names options of Ray.
-_NO_CLUSTER_REASON = "Could not find any running Ray instance"
-_NO_CLUSTER_HINT = (
-    "--ray HOST:PORT connects to a cluster whose head is another host; --ray local needs no cluster"
 )
 
 
@@ -381,8 +372,9 @@ def open_cluster(address: str) -> Iterator[ModuleType]:
                 tempfile.TemporaryDirectory(prefix="cudakit-ray-", ignore_cleanup_errors=True)
             )
             options |= {
-                "num_cpus": _LOCAL_CPUS,
-                "object_store_memory": _LOCAL_STORE_BYTES,
+                # Ray starts a worker process per CPU. Tasks reserve GPUs only, and run one at a time.
+                "num_cpus": 1,
+                "object_store_memory": 80 << 20,  # Ray needs at least 75 MiB.
                 "include_dashboard": False,
             }
             if len(directory) <= _MAX_DIRECTORY_LENGTH:
@@ -438,8 +430,13 @@ def _check_answer(address: str) -> None:
 
 def connection_error(address: str, reason: str) -> EnvironmentUnusable:
     """Return the error for Ray's reason not to connect to a cluster or start one."""
-    if _NO_CLUSTER_REASON in reason:
-        return EnvironmentUnusable("no Ray cluster runs on this machine", hint=_NO_CLUSTER_HINT)
+    # Ray's reason with --ray auto. The rest of the reason names options of Ray.
+    if "Could not find any running Ray instance" in reason:
+        return EnvironmentUnusable(
+            "no Ray cluster runs on this machine",
+            hint="--ray HOST:PORT connects to a cluster whose head is another host; "
+            "--ray local needs no cluster",
+        )
     hint = _ADDRESS_HINT
     if "Version mismatch" in reason:
         hint = "all hosts and this process need the same versions of Ray and Python"

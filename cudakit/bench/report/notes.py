@@ -238,7 +238,18 @@ def machine_facts(result: BenchResult) -> Facts:
     """Return rows with methods, libraries, ranks, versions, and the GPU state after the first case."""
     cases = [case for case in result.results if not case.is_unsupported] or result.results
     environment = cases[0].environment
-    rows = [*method_rows(cases), *_library_rows(cases), *words_of_bench(result.bench).facts(result)]
+    rows = method_rows(cases)
+    libraries: dict[str, None] = {}  # Each with its settings.
+    for settings in (case.settings for case in cases if "library" in case.settings):
+        parts = [" ".join(str(settings[it]) for it in ("library", "version") if it in settings)]
+        workspace_bytes = settings.get("workspace_bytes")
+        if isinstance(workspace_bytes, int):
+            parts.append(f"workspace up to {format_bytes(workspace_bytes)}")
+        names = ("asked", "algorithm_source", "path", "buffers", "page_cache")
+        parts += (str(settings[name]) for name in names if settings.get(name))
+        libraries[", ".join(parts)] = None
+    rows += [("library", Text("; ".join(libraries)))] if libraries else []
+    rows += words_of_bench(result.bench).facts(result)
     if environment.versions:
         versions = (f"{name} {version}" for name, version in environment.versions.items())
         rows.append(("versions", Text(", ".join(versions))))
@@ -253,23 +264,6 @@ def machine_facts(result: BenchResult) -> Facts:
         states += [] if isinstance(limit_w, Unavailable) else [f"power limit {limit_w:.0f} W"]
         rows += [("GPU state", Text(", ".join(states)))] if states else []
     return Facts(tuple(rows))
-
-
-def _library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
-    """Return the libraries with their settings in one row; no row if no case has a library."""
-    texts: dict[str, None] = {}
-    for case in cases:
-        settings = case.settings
-        if "library" in settings:
-            known = (settings[name] for name in ("library", "version") if name in settings)
-            parts = [" ".join(map(str, known))]
-            workspace_bytes = settings.get("workspace_bytes")
-            if isinstance(workspace_bytes, int):
-                parts.append(f"workspace up to {format_bytes(workspace_bytes)}")
-            names = ("asked", "algorithm_source", "path", "buffers", "page_cache")
-            parts += (str(settings[name]) for name in names if settings.get(name))
-            texts[", ".join(parts)] = None
-    return [("library", Text("; ".join(texts)))] if texts else []
 
 
 def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:

@@ -308,13 +308,11 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
     for name in axis_names(cases):
         values = [case.axes.get(name) for case in cases]
         # The types must be exact, because bool is a subclass of int.
-        match {type(value) for value in values}:
-            case kinds if kinds == {int}:
-                arrays[name] = np.array(values, np.int64)
-            case kinds if kinds == {float}:
-                arrays[name] = np.array(values, np.float64)
-            case _:
-                add_words(name, [None if value is None else str(value) for value in values])
+        kinds = {type(value) for value in values}
+        if kinds == {int} or kinds == {float}:
+            arrays[name] = np.array(values, np.int64 if kinds == {int} else np.float64)
+        else:
+            add_words(name, [None if value is None else str(value) for value in values])
     has_baselines = bool(baseline_libraries(cases))
     if has_baselines:
         add_words("contender", [case.library for case in cases])
