@@ -14,8 +14,6 @@ from click.shell_completion import (
     FishComplete,
     ShellComplete,
     ZshComplete,
-    add_completion_class,
-    get_completion_class,
     split_arg_string,
 )
 
@@ -116,15 +114,13 @@ class _Fish(_KeepsOptionName, FishComplete):
     source_template = _FISH
 
 
-_CLASSES: dict[Shell, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
-for _name, _class in _CLASSES.items():
-    add_completion_class(_class, _name)
+_CLASSES: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 
 
 def complete(program: click.Command, instruction: str) -> int:
     """Print the completions of a word (``bash_complete``) or the script (``bash_source``) of a shell."""
     shell, _, action = instruction.partition("_")
-    completion_class = get_completion_class(shell)
+    completion_class = _CLASSES.get(shell)
     if completion_class is None:
         return 2
     completion = completion_class(program, {}, "cudakit", COMPLETION_VARIABLE)

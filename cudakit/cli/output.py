@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 import click
 
@@ -69,35 +69,19 @@ class Output:
 
 @contextmanager
 def open_file(path: str, *, force: bool = False) -> Iterator[Output]:
-    """Open a text file for writing, with the rules of ``open_binary_file``."""
-    with _open_new(path, "t", force=force) as stream:
+    """Open a text file for writing, with the rules of ``open_new_file``."""
+    with open_new_file(path, force=force, is_text=True) as stream:
         yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
 
 
 @contextmanager
-def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
-    """Open a binary file for writing.
+def open_new_file(path: str, *, force: bool = False, is_text: bool = False) -> Iterator[Any]:
+    """Open a binary file, or one in UTF-8, for writing.
 
     The bytes go to a temporary file, which replaces the target if the block succeeds and is deleted if it
     fails. A device or a pipe is written directly. Raises UsageError, before the block runs, if the file
     exists without ``force``, is a directory or cannot be written.
     """
-    with _open_new(path, "b", force=force) as stream:
-        yield stream
-
-
-def refuse_unwritable(path: str, *, force: bool = False) -> None:
-    """Raise UsageError for a file that another process is to write later, as ``open_binary_file`` does."""
-    target = Path(os.path.realpath(path))
-    _usable_target_mode(target, name=path, force=force)
-    if not target.parent.is_dir():
-        raise _unwritable_error(path, FileNotFoundError())
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise _unwritable_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-
-
-@contextmanager
-def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
     mode = _usable_target_mode(target, name=path, force=force)
     temporary: Path | None = None
@@ -106,11 +90,9 @@ def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iter
         # the target's name, which may already have the maximum length.
         temporary = target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
     # A temporary file must not exist yet; a device or a named pipe exists.
-    open_mode = f"{'x' if temporary else 'w'}{stream_kind}"
+    open_mode = f"{'x' if temporary else 'w'}{'t' if is_text else 'b'}"
     text_options: dict[str, str] = (
-        {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
-        if stream_kind == "t"
-        else {}
+        {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"} if is_text else {}
     )
     try:
         stream: IO[Any] = (temporary or target).open(open_mode, **text_options)  # type: ignore[call-overload]
@@ -128,6 +110,16 @@ def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iter
         if temporary:
             temporary.unlink(missing_ok=True)
         raise
+
+
+def refuse_unwritable(path: str, *, force: bool = False) -> None:
+    """Raise UsageError for a file that another process is to write later, as ``open_new_file`` does."""
+    target = Path(os.path.realpath(path))
+    _usable_target_mode(target, name=path, force=force)
+    if not target.parent.is_dir():
+        raise _unwritable_error(path, FileNotFoundError())
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise _unwritable_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def terminal_width(stream: TextIO) -> int:

@@ -25,7 +25,7 @@ from cudakit.cli.output import (
     OutputOptions,
     Report,
     Text,
-    open_binary_file,
+    open_new_file,
     open_outputs,
     printable,
     progress_line,
@@ -179,7 +179,7 @@ def open_baseline(
     if path is None:
         yield lambda _: None
         return
-    with open_binary_file(path, force=output.force) as file:
+    with open_new_file(path, force=output.force) as file:
 
         def write(result: SanitizeResult) -> None:
             from cudakit.sanitize.baseline import format_baseline

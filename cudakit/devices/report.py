@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cudakit.devices.result import Device, DevicesResult, Pair, field_registry
 from cudakit.devices.select import label, short_label
-from cudakit.gpu.api.facts import BIT_NAMES, Field, FieldInfo, Process, Scalar
+from cudakit.gpu.api.facts import BIT_NAMES, Field, FieldInfo, Process
 from cudakit.report.document import (
     Bytes,
     Column,
@@ -45,7 +45,7 @@ def field_value(field: Field, field_info: FieldInfo) -> Value:
         case Unavailable():
             return field
         case tuple():
-            return Text(", ".join(_with_unit(item, field_info) for item in field) or "none")
+            return Text(", ".join(_with_unit(item, field_info.unit, 1) for item in field) or "none")
         case bool():
             return Text("yes" if field else "no")
         case str():
@@ -63,26 +63,19 @@ def field_value(field: Field, field_info: FieldInfo) -> Value:
     if field_info.unit == "B/s":
         return Rate(field, "B")
     if field_info.unit or isinstance(field, float):
-        return Text(_with_unit(field, field_info))
+        return Text(_with_unit(field, field_info.unit, 1))
     return Count(field)
 
 
-def _with_unit(value: Scalar, field_info: FieldInfo) -> str:
-    number_text = f"{value:.1f}" if isinstance(value, float) else str(value)
-    return f"{number_text}{_unit_suffix(field_info.unit)}"
+def _with_unit(value: object, unit: str, decimals: int) -> str:
+    """Return a number with its unit, which follows after a space: ``692 W``, but ``97%``."""
+    number = f"{value:.{decimals}f}" if isinstance(value, float) else str(value)
+    return f"{number}{unit}" if unit in ("", "%") else f"{number} {unit}"
 
 
 def number_with_unit(field: Field, unit: str) -> Value:
-    """Return a number with its unit for a column: ``692 W``, ``97%``."""
-    if isinstance(field, Unavailable):
-        return field
-    number = f"{field:.0f}" if isinstance(field, float) else str(field)
-    return Text(f"{number}{_unit_suffix(unit)}")
-
-
-def _unit_suffix(unit: str) -> str:
-    """Return a unit as it follows a number: `` W``, but ``%`` without a space."""
-    return unit if unit in ("", "%") else f" {unit}"
+    """Return a number with its unit for a column, without decimals."""
+    return field if isinstance(field, Unavailable) else Text(_with_unit(field, unit, 0))
 
 
 def nvml_index_text(device: Device) -> Value:

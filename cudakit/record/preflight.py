@@ -48,9 +48,9 @@ _TOOL_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class RecorderFiles:
-    """The files that recording uses, after all checks passed."""
+    """The files that a recording or a profile uses, after all checks passed."""
 
-    library: Path  # path of libsanitizer-public.so
+    library: Path  # path of libsanitizer-public.so, or of libcupti.so for a profile
     version: tuple[int, ...]  # version of the library; empty if it is unknown
     recorder: Path  # path of the native recorder
     # Modules that read Python frames, by sys.implementation.cache_tag.
@@ -59,11 +59,12 @@ class RecorderFiles:
     patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
     # Whether launches with known accesses are left unrecorded (--accesses auto).
     templates: bool = False
+    is_profile: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that are passed to the program in its environment, as JSON values."""
         return {
-            "library": str(self.library),
+            "cupti" if self.is_profile else "library": str(self.library),
             "recorder": str(self.recorder),
             "frames": {tag: str(path) for tag, path in self.frame_modules.items()},
             "patches": {
@@ -73,35 +74,18 @@ class RecorderFiles:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileFiles:
-    """The files that a profile uses, after all checks passed."""
-
-    library: Path  # path of libcupti.so
-    recorder: Path  # path of the native recorder
-    # Modules that read Python frames, by sys.implementation.cache_tag.
-    frame_modules: Mapping[str, Path]
-
-    def settings(self) -> dict[str, Any]:
-        """Return the paths that are passed to the program in its environment, as JSON values."""
-        return {
-            "cupti": str(self.library),
-            "recorder": str(self.recorder),
-            "frames": {tag: str(path) for tag, path in self.frame_modules.items()},
-        }
-
-
 def preflight(
-    python: str | None, *, paths: SearchPaths | None = None
+    python: str | None, *, profile: bool = False, paths: SearchPaths | None = None
 ) -> RecorderFiles | EnvironmentUnusable:
     """Check whether programs of an interpreter can be recorded on this machine; return the reason if not.
 
-    ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. ``paths``
-    replaces the search paths of this process. CUDA is not loaded into this process: the recorder is tried
-    in another process.
+    ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. ``profile``
+    checks for CUPTI instead of the Sanitizer API. ``paths`` replaces the search paths of this process. CUDA
+    is not loaded into this process: the recorder is tried in another process.
     """
+    find_files = _find_profile_files if profile else _find_files
     try:
-        return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
+        return find_files(python or sys.executable, paths or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
         return error
 
@@ -129,21 +113,7 @@ def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
     )
 
 
-def preflight_profile(
-    python: str | None, *, paths: SearchPaths | None = None
-) -> ProfileFiles | EnvironmentUnusable:
-    """Check whether programs of an interpreter can be profiled on this machine; return the reason if not.
-
-    ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. CUDA is not
-    loaded into this process: CUPTI is tried in another process.
-    """
-    try:
-        return _find_profile_files(python or sys.executable, paths or SearchPaths.of_this_process())
-    except EnvironmentUnusable as error:
-        return error
-
-
-def _find_profile_files(python: str, paths: SearchPaths) -> ProfileFiles:
+def _find_profile_files(python: str, paths: SearchPaths) -> RecorderFiles:
     refuse_other_tools(paths.environment)
     packages = [] if python == sys.executable else search_path(python, paths.environment)
     # The program's packages come first: its framework loads CUPTI from there.
@@ -155,7 +125,8 @@ def _find_profile_files(python: str, paths: SearchPaths) -> ProfileFiles:
             f"programs cannot be profiled: {result['error']}",
             hint=f"the library is {library.path}; {CUPTI_OVERRIDE}=FILE names another one",
         )
-    return ProfileFiles(library.path, recorder, find_frame_readers(paths))
+    frame_readers = find_frame_readers(paths)
+    return RecorderFiles(library.path, (), recorder, frame_readers, is_profile=True)
 
 
 def refuse_other_tools(environment: Mapping[str, str]) -> None:

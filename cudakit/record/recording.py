@@ -24,7 +24,7 @@ from cudakit.record.agent.pool_hooks import PoolHooks
 from cudakit.record.agent.torch_import import after_import, after_torch_import, attribute_backward
 from cudakit.record.device_patch import Accesses, add_device_patches
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.record.preflight import ProfileFiles, RecorderFiles, preflight, preflight_profile
+from cudakit.record.preflight import RecorderFiles, preflight
 from cudakit.stacks import LIBRARY_FILE, TYPED_CODE
 from cudakit.trace.spool import SPOOL_PREFIX, Batch, Losses, Spool
 
@@ -197,8 +197,8 @@ def _profile_cuda(trace_directory: Path) -> CudaRecording:
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
-    files = preflight_profile(None)
-    if not isinstance(files, ProfileFiles):
+    files = preflight(None, profile=True)
+    if not isinstance(files, RecorderFiles):
         if device_count():
             raise files
         return NOT_RECORDED

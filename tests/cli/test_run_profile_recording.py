@@ -18,7 +18,7 @@ import pytest
 import cudakit
 from cudakit.cli.run.session import usable_files
 from cudakit.record.installed import CUPTI_OVERRIDE
-from cudakit.record.preflight import preflight_profile
+from cudakit.record.preflight import preflight
 
 ROOT = Path(__file__).parents[2]
 FAKE_CUPTI = ROOT / "tests/record/fake_cupti.c"
@@ -251,7 +251,7 @@ def test_program_is_refused_without_cupti_on_a_machine_with_a_device(
     notes: list[str] = []
     usable = partial(
         usable_files,
-        preflight_profile(None),
+        preflight(None, profile=True),
         "the program was not profiled",
         add_note=notes.append,
     )

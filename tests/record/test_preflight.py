@@ -12,7 +12,7 @@ import pytest
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.record.installed import SearchPaths, find_cupti
-from cudakit.record.preflight import RecorderFiles, preflight, preflight_profile
+from cudakit.record.preflight import RecorderFiles, preflight
 
 HEADER = "typedef struct { CUcontext context; CUstream stream; } Sanitizer_LaunchData;"
 
@@ -357,7 +357,7 @@ def test_variable_names_another_library(machine: Machine) -> None:
 
 def test_other_tool_of_the_environment_is_named(machine: Machine) -> None:
     machine.environment["CUDA_INJECTION64_PATH"] = "/opt/nsight/libToolsInjection64.so"
-    refusal = preflight_profile(None, paths=machine.paths)
+    refusal = preflight(None, profile=True, paths=machine.paths)
     assert isinstance(refusal, EnvironmentUnusable)
     assert "/opt/nsight/libToolsInjection64.so" in refusal.message
     assert "CUDA_INJECTION64_PATH" in refusal.hint
@@ -365,6 +365,8 @@ def test_other_tool_of_the_environment_is_named(machine: Machine) -> None:
 
 def test_file_that_is_no_library_is_refused_with_the_reason_of_the_loader(machine: Machine) -> None:
     library = machine.install_in_packages("nvidia/cu13/lib/libcupti.so.13")
-    refusal = preflight_profile(None, paths=SearchPaths({}, (str(machine.packages),), machine.root))
+    refusal = preflight(
+        None, profile=True, paths=SearchPaths({}, (str(machine.packages),), machine.root)
+    )
     assert isinstance(refusal, EnvironmentUnusable)
     assert str(library) in refusal.message + refusal.hint

@@ -12,7 +12,7 @@ from select import select as wait_until_readable
 
 import click
 
-from cudakit.cli.devices.options import View
+from cudakit.cli.devices import View
 from cudakit.cli.output import Output, Outputs, Report, is_capable_terminal, terminal_width
 from cudakit.devices.query import open_query
 from cudakit.devices.report import WATCHED_FIELDS, field_columns, field_list, field_table, report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -178,14 +178,10 @@ _RACE_OPTIONS = option_group(
 )
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options(
-        (*_RECORD_OPTIONS, *_PROFILE_TIME_OPTIONS, *_PROGRAM_OPTIONS, *_RACE_OPTIONS), command
-    )
-
-
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})
-@_options
+@partial(
+    with_options, (*_RECORD_OPTIONS, *_PROFILE_TIME_OPTIONS, *_PROGRAM_OPTIONS, *_RACE_OPTIONS)
+)
 @output_options(
     (*FORMATS, *ACTIVITY_FORMATS),
     format_limits=f"With --sanitize: {suffixes(FORMATS)}. With --profile: all but .sarif.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cudakit.cli.output import OutputOptions, open_binary_file, printable
+from cudakit.cli.output import OutputOptions, open_new_file, printable
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.compile import demangle
 from cudakit.profile.timeline import ActivityCollector
@@ -218,7 +218,7 @@ class LogFile:
         self._is_quiet = options.quiet or options.json
         self._failure: OSError | None = None
         self._open_file = stack.enter_context(ExitStack())
-        file = open_binary_file(path, force=options.force)
+        file = open_new_file(path, force=options.force)
         self._writer = LogWriter(self._open_file.enter_context(file))
 
     def add(self, batch: Batch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import Literal
 
 import click
 
@@ -37,14 +37,12 @@ from cudakit.cli.sanitize import (
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.record.command import Command, resolve
 from cudakit.record.device_patch import add_device_patches
-from cudakit.record.preflight import ProfileFiles, RecorderFiles, preflight, preflight_profile
+from cudakit.record.preflight import RecorderFiles, preflight
 from cudakit.record.protocol import AgentMessage, AgentMessageKind, ProfileSettings, Settings
 from cudakit.record.supervise import end_like_program, shell_status, supervise
 from cudakit.sanitize.races import Confidence, SanitizeResult
 from cudakit.trace.run_log import NO_REAL_GPU_WORK, Outcome
 from cudakit.trace.spool import Batch
-
-_Files = TypeVar("_Files", RecorderFiles, ProfileFiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +244,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         add_note=partial(monitor.add_note, unrecorded=True),
     )
     if spec.profile:
-        files = usable(preflight_profile(command.python), "the program was not profiled")
+        files = usable(preflight(command.python, profile=True), "the program was not profiled")
         times = ProfileSettings(
             delay=spec.delay or 0.0,
             duration=spec.duration or 0.0,
@@ -289,13 +287,13 @@ def _has_device() -> bool:
 
 
 def usable_files(
-    files: _Files | EnvironmentUnusable,
+    files: RecorderFiles | EnvironmentUnusable,
     failure: str,
     *,
     refuse: bool,
     add_note: Callable[[str], None],
     has_device: Callable[[], bool] = _has_device,
-) -> _Files | None:
+) -> RecorderFiles | None:
     """Return the files of a recorder; None, with a note, if the program runs without it.
 
     A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 from devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_of
 
-from cudakit.cli.devices.options import View
+from cudakit.cli.devices import View
 from cudakit.cli.devices.show import Writer, _read_keys, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.devices.result import fields_by_name
