@@ -14,6 +14,17 @@ _SELECTOR_HINT = "use 0 or cuda:0, nvml:0, a UUID prefix or a PCI address"
 _MIN_UUID_LENGTH = 4
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """The devices and fields to show."""
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]  # names of fields; empty for the full report
+    long: bool
+    processes: bool
+    topology: bool
+
+
 def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...]:
     """Return the devices that match the selectors, in the order of the result, or all without selectors.
 

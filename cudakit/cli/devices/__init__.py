@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,17 +25,6 @@ from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Target, open_outpu
 _FORMATS = (*COMMON_FORMATS, "csv")
 _WATCH_FORMATS = ("json", "txt", "csv")
 _SELECT_FORMATS = ("json", "txt")
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """The devices and fields to show."""
-
-    ids: tuple[str, ...]
-    names: tuple[str, ...]  # names of fields; empty for the full report
-    long: bool
-    processes: bool
-    topology: bool
 
 
 def _seconds(text: str) -> float:
@@ -183,6 +172,9 @@ def devices(
     cudakit devices --fields name,power_draw_w --format csv
     CUDA_VISIBLE_DEVICES=$(cudakit devices --select) python train.py
     """
+    from cudakit.devices.result import fields_by_name
+    from cudakit.devices.select import SelectSpec, View
+
     view = View(**shown)
     if output_format and not view.names:
         raise click.UsageError("--format needs --fields; --json gives everything")
@@ -203,8 +195,6 @@ def devices(
             raise click.UsageError(f"--{name} has no effect with {refuser}")
     if select and view.names:
         raise click.UsageError("--fields has no effect with --select")
-    from cudakit.devices.result import fields_by_name
-
     selected_fields = fields_by_name(view.names)
     formats = _WATCH_FORMATS if watch else _SELECT_FORMATS if select else None
     with open_outputs(output, formats) as outputs:
@@ -217,8 +207,6 @@ def devices(
         if machine is None:
             show.list_fields(outputs)
         elif select:
-            from cudakit.devices.select import SelectSpec
-
             max_percent = None if max_util is None else max_util * 100
             spec = SelectSpec(count or 1, min_free_mem, max_percent)
             show.print_selection(machine, outputs, view, spec)

@@ -12,12 +12,11 @@ from select import select as wait_until_readable
 
 import click
 
-from cudakit.cli.devices import View
 from cudakit.cli.output import Output, Outputs, Report, is_capable_terminal, terminal_width
 from cudakit.devices.query import open_query
 from cudakit.devices.report import WATCHED_FIELDS, field_columns, field_list, field_table, report
 from cudakit.devices.result import DevicesResult, FieldsList, FieldsResult, field_registry
-from cudakit.devices.select import SelectSpec, filter_devices, label, select
+from cudakit.devices.select import SelectSpec, View, filter_devices, label, select
 from cudakit.devices.watch import History, Quit, WatchView, live_report
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import FieldInfo, Machine

@@ -9,10 +9,10 @@ from itertools import islice
 import pytest
 from devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_of
 
-from cudakit.cli.devices import View
 from cudakit.cli.devices.show import Writer, _read_keys, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.devices.result import fields_by_name
+from cudakit.devices.select import View
 from cudakit.devices.watch import Quit
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import DeviceFacts, Process
