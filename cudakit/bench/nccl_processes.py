@@ -331,16 +331,17 @@ def _listen(host: str, first_port: int) -> socket.socket:
 
 def _read_hello(connection: Connection, launch: Launch, token: str) -> Message | None:
     """Answer and return the first message of a rank; return None if another program connected."""
+    expected = {
+        "greeting": _GREETING,
+        "job": launch.job,
+        "ranks": launch.rank_count,
+        "token": token,
+    }
     try:
         hello = connection.receive(_HELLO_TIMEOUT_S)
-        if (
-            hello is None
-            or hello.get("greeting") != _GREETING
-            or hello.get("job") != launch.job
-            or hello.get("token", "") != token
-            or hello.get("ranks") != launch.rank_count
-            or hello.get("rank") not in range(1, launch.rank_count)
-        ):
+        if hello is None or hello.get("rank") not in range(1, launch.rank_count):
+            return None
+        if any(hello.get(name) != value for name, value in expected.items()):
             return None
         connection.send({"greeting": _GREETING})
     except (OSError, ValueError, RecursionError):

@@ -193,23 +193,23 @@ class FleetRecords:
             raise UsageError(f"cannot write to {self.directory}", hint=hint)
 
     def write_host(self, facts: HostFacts) -> None:
-        self._write(self._host_directory(facts.name) / _HOST_FILE, dump_facts(facts))
+        self._write(self._path(facts.name, _HOST_FILE), dump_facts(facts))
 
     def write_suite(self, host: str, gpu_index: int, text: str) -> None:
         """Write the JSON document of a suite: a result or an error."""
-        self._write(self._gpu_path(host, gpu_index), text)
+        self._write(self._path(host, f"gpu{gpu_index}.json"), text)
 
     def write_error(self, host: str, gpu_index: int, message: str, hint: str) -> None:
         """Write the error of a GPU, in the form in which ``cudakit bench suite --json`` prints errors."""
         error = {"kind": "EnvironmentUnusable", "message": message, "hint": hint, "exit_code": 3}
-        self._write(self._gpu_path(host, gpu_index), json.dumps({"error": error}) + "\n")
+        self.write_suite(host, gpu_index, json.dumps({"error": error}) + "\n")
 
     def has_files(self) -> bool:
         return any(self.directory.glob("*/*.json"))
 
     def has_result(self, facts: HostFacts, gpu_index: int, *, quick: bool) -> bool:
         """Return whether a GPU has a complete result of the same suite, so that it need not be measured."""
-        gpu = _read_gpu(gpu_index, self._gpu_path(facts.name, gpu_index))
+        gpu = _read_gpu(gpu_index, self._path(facts.name, f"gpu{gpu_index}.json"))
         expected_uuid = facts.gpu_uuid(gpu_index)
         return (
             isinstance(gpu.suite, SuiteResult)
@@ -238,14 +238,14 @@ class FleetRecords:
             for path in folder.iterdir()
             if (match := _GPU_FILE.fullmatch(path.name))
         }
-        has_facts = (folder / _HOST_FILE).exists()
-        if gpu_files or has_facts:
-            facts, path = HostFacts(folder.name), folder / _HOST_FILE
-            if has_facts:
-                try:
+        path = folder / _HOST_FILE
+        if gpu_files or path.exists():
+            facts = HostFacts(folder.name)
+            try:
+                if path.exists():
                     facts = parse_facts(read_json(path, _FACTS_FILE), str(path))
-                except InputError as error:
-                    facts = replace(facts, error=error.message, hint=error.hint)
+            except InputError as error:
+                facts = replace(facts, error=error.message, hint=error.hint)
             # The GPUs of a host that failed have no errors of their own.
             gpu_indices = sorted({*range(0 if facts.error else facts.gpu_count), *gpu_files})
             gpus = tuple(
@@ -254,11 +254,8 @@ class FleetRecords:
             )
             yield FleetHost(facts, gpus)
 
-    def _host_directory(self, host: str) -> Path:
-        return self.directory / (_UNSAFE_CHARACTERS.sub("_", host).lstrip(".") or "_")
-
-    def _gpu_path(self, host: str, gpu_index: int) -> Path:
-        return self._host_directory(host) / f"gpu{gpu_index}.json"
+    def _path(self, host: str, name: str) -> Path:
+        return self.directory / (_UNSAFE_CHARACTERS.sub("_", host).lstrip(".") or "_") / name
 
     def _write(self, path: Path, text: str) -> None:
         temporary_path = path.with_name(f".{path.name}.partial")

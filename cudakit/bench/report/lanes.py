@@ -225,7 +225,7 @@ def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
         ]
         if not rates:
             continue
-        arrays = {key: np.array([getattr(rate, key) for _, rate in rates]) for key in _RATE_KEYS}
+        arrays = dict(zip(RelativeRate._fields, np.array([it for _, it in rates]).T, strict=True))
         columns = Columns(
             name,
             {"case": np.arange(len(rates)), **arrays},
@@ -235,9 +235,6 @@ def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
         yield Section(f"Compared with {baseline}", (view,))
 
 
-_RATE_KEYS = ("ratio", "low", "high")
-
-
 def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     """Draw cudakit's rate relative to a baseline with its 95% CI; cudakit is faster to the right of 100%.
 
@@ -245,13 +242,9 @@ def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     """
     (rates,) = columns
     baseline, labels = rates.name.removeprefix("vs "), rates.text["case"][:_MAX_LANES]
-    drawn = [
-        RelativeRate(*row)
-        for row in zip(
-            *(rates.arrays[key][: len(labels)].tolist() for key in _RATE_KEYS), strict=True
-        )
-    ]
-    extent = max(abs(it - 1) for rate in drawn for it in (rate.ratio, rate.low, rate.high))
+    arrays = (rates.arrays[key][: len(labels)].tolist() for key in RelativeRate._fields)
+    drawn = list(map(RelativeRate, *arrays))
+    extent = max(abs(it - 1) for rate in drawn for it in rate)
     extent = max(extent, _MIN_EXTENT) * _MARGIN
     axis = tight_axis(max(1 - extent, 0.0), 1 + extent, "ratio")  # symmetric about 100%
     lanes: list[_Lane] = []

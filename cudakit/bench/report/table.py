@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -220,8 +219,7 @@ def text_range(lowest: str, highest: str) -> str:
 # --- cudakit's rate relative to a baseline ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RelativeRate:
+class RelativeRate(NamedTuple):
     """cudakit's rate divided by a baseline's, and its 95% CI."""
 
     ratio: float
