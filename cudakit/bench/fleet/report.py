@@ -121,7 +121,6 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
 
 
 def _headline(result: FleetResult) -> Note:
-    """Return the verdict: which hosts, GPUs and links have findings."""
     if result.findings:
         subjects: dict[str, list[str]] = {kind: [] for kind in _FINDING_CLAUSES}
         for finding in result.findings:
@@ -145,7 +144,6 @@ def _headline(result: FleetResult) -> Note:
 
 
 def _slow_table(findings: Sequence[Finding]) -> Table:
-    """Return the slowest figures of each finding, with their peers."""
     rows: list[tuple[Value, ...]] = []
     omitted_count = 0
     for finding in findings:

@@ -86,7 +86,6 @@ def _draw_lanes(
 
 
 def _omitted(count: int) -> tuple[Caption, ...]:
-    """Return a caption with the number of cases without a lane, if any."""
     return (Caption(f"{count:,} more cases are not drawn."),) if count else ()
 
 

@@ -196,7 +196,6 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:
-    """Describe the peak and its SM clock."""
     arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
     if not arithmetic_cases:
         return "% of peak: rate divided by the theoretical bandwidth of the memory or link."
@@ -274,7 +273,6 @@ def ratio_to(
 
 
 def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
-    """Yield the sample times of each round."""
     first = 0
     for count in case.rounds or (len(case.samples_s),):
         yield case.samples_s[first : first + count]
