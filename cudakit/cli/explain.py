@@ -13,8 +13,6 @@ from cudakit.cli.output import COMMON_FORMATS, OutputOptions, Report, open_outpu
 if TYPE_CHECKING:
     from cudakit.devices.explain import Topic
 
-_CUDA_SOURCE = "CUDA Driver API and CUDA Runtime API, data types"
-
 
 def explained_terms() -> tuple[str, ...]:
     """Return the names of all topics, for shell completion."""
@@ -78,7 +76,7 @@ def _cuda_errors() -> list[Topic]:
             meaning=error.meaning,
             causes=error.causes,
             action=error.remedy,
-            source=_CUDA_SOURCE,
+            source="CUDA Driver API and CUDA Runtime API, data types",
         )
         for error in known_errors().values()
     ]

@@ -112,8 +112,12 @@ def field_table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     table_rows = tuple(
         tuple(_device_field_value(device, field) for field in fields) for device in result.devices
     )
-    hidden_rows = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
-    return Document(report_title(result), (Table(columns, table_rows, faint_rows=hidden_rows),))
+    table = Table(columns, table_rows, faint_rows=_hidden_rows(result.devices))
+    return Document(report_title(result), (table,))
+
+
+def _hidden_rows(devices: Sequence[Device]) -> frozenset[int]:
+    return frozenset(row for row, device in enumerate(devices) if device.hidden)
 
 
 def _device_field_value(device: Device, field_info: FieldInfo) -> Value:
@@ -140,16 +144,13 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
         bits = ", ".join(f"{1 << bit} {name}" for bit, name in enumerate(bit_names))
         meaning = f"{field.description}{unit}{f'; bits: {bits}' if bits else ''} ({field.source})"
         rows_by_group.setdefault(field.group, []).append((field.name, Text(meaning)))
-    sections = (
+    sections = [
         Section(
-            capitalized(group_name),
-            (
-                *([_ACTIVITY_NOTE] if group_name == "activity" else []),
-                Facts(tuple(field_rows)),
-            ),
+            capitalized(group),
+            (*([_ACTIVITY_NOTE] if group == "activity" else []), Facts(tuple(rows))),
         )
-        for group_name, field_rows in rows_by_group.items()
-    )
+        for group, rows in rows_by_group.items()
+    ]
     source_note = Note("info", "The last parentheses contain the source of the value.")
     return Document("Fields of a device", (source_note, *sections))
 
@@ -211,13 +212,9 @@ def property_sections(device: Device) -> Section:
                 # Without these words, a threshold reads as the margin that is left.
                 value = Text(f"when temperature_margin_c is {value.value}")
             rows_by_group.setdefault(field.group, []).append((name, value))
-    return Section(
-        label(device),
-        tuple(
-            Section(capitalized(group), (Facts(tuple(field_rows)),))
-            for group, field_rows in rows_by_group.items()
-        ),
-    )
+    groups = rows_by_group.items()
+    sections = [Section(capitalized(group), (Facts(tuple(rows)),)) for group, rows in groups]
+    return Section(label(device), tuple(sections))
 
 
 def _variable_text(value: str | None) -> str:
@@ -275,9 +272,7 @@ def overview_table(devices: Sequence[Device], *, with_activity: bool = False) ->
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell_of(device) for _, cell_of in columns) for device in devices),
         caption=" ".join(captions),
-        faint_rows=frozenset(
-            row_index for row_index, device in enumerate(devices) if device.hidden
-        ),
+        faint_rows=_hidden_rows(devices),
     )
 
 
@@ -286,10 +281,7 @@ def _without_prefix(name: str | Unavailable, prefix: str) -> Value:
 
 
 def _memory_cell(device: Device) -> Value:
-    used_bytes = device.field("memory_used_bytes")
-    total_bytes = device.field("memory_total_bytes")
-    if isinstance(total_bytes, Unavailable):
-        total_bytes = device.field("usable_memory_bytes")
+    used_bytes, total_bytes = device.field("memory_used_bytes"), device.total_memory
     if not isinstance(total_bytes, int):
         return total_bytes if isinstance(total_bytes, Unavailable) else Text(str(total_bytes))
     total, unit = format_bytes(total_bytes).split()

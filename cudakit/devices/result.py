@@ -45,6 +45,12 @@ class Device:
             return field_value
         return self.fields.get(name, NOT_QUERIED)
 
+    @property
+    def total_memory(self) -> Field:
+        """The size of the memory in bytes, or else the size that CUDA can use."""
+        total = self.field("memory_total_bytes")
+        return self.field("usable_memory_bytes") if isinstance(total, Unavailable) else total
+
 
 @dataclass(frozen=True, slots=True)
 class Cuda:

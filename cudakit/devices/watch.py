@@ -139,19 +139,11 @@ def sm_activity(device: Device) -> float | Unavailable:
 
 def memory_share(device: Device) -> float | Unavailable:
     """Return the fraction of memory that is in use, from 0 to 1."""
-    used_bytes, total_bytes = device.field("memory_used_bytes"), device.field("memory_total_bytes")
-    if isinstance(total_bytes, Unavailable):
-        total_bytes = device.field("usable_memory_bytes")
-    for byte_count in (used_bytes, total_bytes):
-        if isinstance(byte_count, Unavailable):
-            return byte_count
-    if (
-        isinstance(used_bytes, (int, float))
-        and isinstance(total_bytes, (int, float))
-        and total_bytes
-    ):
-        return used_bytes / total_bytes
-    return Unavailable("not a number")
+    used, total = device.field("memory_used_bytes"), device.total_memory
+    if isinstance(used, int) and isinstance(total, int) and total:
+        return used / total
+    reasons = (value for value in (used, total) if isinstance(value, Unavailable))
+    return next(reasons, Unavailable("not a number"))
 
 
 def averages(

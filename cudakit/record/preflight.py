@@ -51,7 +51,6 @@ class RecorderFiles:
     """The files that a recording or a profile uses, after all checks passed."""
 
     library: Path  # path of libsanitizer-public.so, or of libcupti.so for a profile
-    version: tuple[int, ...]  # version of the library; empty if it is unknown
     recorder: Path  # path of the native recorder
     # Modules that read Python frames, by sys.implementation.cache_tag.
     frame_modules: Mapping[str, Path]
@@ -108,9 +107,7 @@ def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
             hint="pip install --upgrade cudakit nvidia-cuda-sanitizer-api",
         )
     check_structures(result["offsets"], library)
-    return RecorderFiles(
-        library.path, library.version, recorder, find_frame_readers(paths), packages
-    )
+    return RecorderFiles(library.path, recorder, find_frame_readers(paths), packages)
 
 
 def _find_profile_files(python: str, paths: SearchPaths) -> RecorderFiles:
@@ -125,8 +122,7 @@ def _find_profile_files(python: str, paths: SearchPaths) -> RecorderFiles:
             f"programs cannot be profiled: {result['error']}",
             hint=f"the library is {library.path}; {CUPTI_OVERRIDE}=FILE names another one",
         )
-    frame_readers = find_frame_readers(paths)
-    return RecorderFiles(library.path, (), recorder, frame_readers, is_profile=True)
+    return RecorderFiles(library.path, recorder, find_frame_readers(paths), is_profile=True)
 
 
 def refuse_other_tools(environment: Mapping[str, str]) -> None:

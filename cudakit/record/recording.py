@@ -21,7 +21,7 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, FRAMES_VARIABLE, PROFILE_EVENTS
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.record.agent.pool_hooks import PoolHooks
-from cudakit.record.agent.torch_import import after_import, after_torch_import, attribute_backward
+from cudakit.record.agent.torch_import import after_import, attribute_backward
 from cudakit.record.device_patch import Accesses, add_device_patches
 from cudakit.record.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.record.preflight import RecorderFiles, preflight
@@ -277,7 +277,7 @@ def _record_cuda(
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
-    after_torch_import(partial(attribute_backward, recorder))
+    after_import("torch", partial(attribute_backward, recorder))
     return CudaRecording(
         accesses=("auto" if files.templates else "exact") if files.patches else "arguments",
         notes=(*filter(None, (note,)), *_nvtx_notes(other_nvtx_tool)),

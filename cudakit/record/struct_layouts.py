@@ -104,20 +104,17 @@ class Header:
         """Add the declared members, up to a closing brace."""
         while tokens and tokens[0] != "}":
             if tokens[0] in ("struct", "union") and "{" in tokens[1:3]:
-                self._add_inner_struct(aggregate, tokens)
+                inner_aggregate = _Aggregate(is_union=_take_until(tokens, "{")[0] == "union")
+                self._add_members(inner_aggregate, tokens)
+                match _take_until(tokens, ";"):
+                    case ["}"]:
+                        aggregate.add_unnamed(inner_aggregate)
+                    case ["}", name]:
+                        aggregate.add(name, inner_aggregate.size, inner_aggregate.alignment)
+                    case words:
+                        raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
             else:
                 self._add_declaration(aggregate, _take_until(tokens, ";"))
-
-    def _add_inner_struct(self, outer_aggregate: _Aggregate, tokens: list[str]) -> None:
-        inner_aggregate = _Aggregate(is_union=_take_until(tokens, "{")[0] == "union")
-        self._add_members(inner_aggregate, tokens)
-        match _take_until(tokens, ";"):
-            case ["}"]:
-                outer_aggregate.add_unnamed(inner_aggregate)
-            case ["}", name]:
-                outer_aggregate.add(name, inner_aggregate.size, inner_aggregate.alignment)
-            case words:
-                raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
     def _add_declaration(self, aggregate: _Aggregate, words: list[str]) -> None:
         """Add the members of one declaration without its semicolon: ``const TYPE *name, other[4]``."""

@@ -55,7 +55,7 @@ from cudakit.record.recording import begin
 from cudakit.trace.kinds import EventKind
 
 library, places, batches = sys.argv[1], SearchPaths.of_this_process(), []
-ready = RecorderFiles(Path(library), (), find_recorder(places), find_frame_readers(places))
+ready = RecorderFiles(Path(library), find_recorder(places), find_frame_readers(places))
 recording = begin(batches.append, files_or_refusal=ready)
 
 def stacks(process=None):
@@ -436,9 +436,9 @@ spec = spec_from_file_location("second", first.__file__)
 second = module_from_spec(spec)
 spec.loader.exec_module(second)
 finders_before = list(sys.meta_path)
-first.after_torch_import(lambda: done.append(1))
-second.after_torch_import(lambda: done.append(2))
-first.after_torch_import(lambda: done.append(3))
+first.after_import("torch", lambda: done.append(1))
+second.after_import("torch", lambda: done.append(2))
+first.after_import("torch", lambda: done.append(3))
 import torch
 assert sorted(done) == [1, 2, 3], done
 assert sys.meta_path == finders_before

@@ -22,7 +22,7 @@ from cudakit.record.preflight import RecorderFiles
 from cudakit.units import Unavailable
 
 HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
-READY = RecorderFiles(Path("/s.so"), (13, 5), Path("/r.so"), {}, packages=("/program/packages",))
+READY = RecorderFiles(Path("/s.so"), Path("/r.so"), {}, packages=("/program/packages",))
 ELF = b"\x7fELF"
 FUNCTIONS = (
     b"ck_memory_access",

@@ -66,7 +66,6 @@ def test_complete_machine_is_ready(search_paths: SearchPaths) -> None:
     outcome = preflight(None, paths=search_paths)
 
     assert isinstance(outcome, RecorderFiles)
-    assert outcome.version == (13, 5, 25)
     assert json.loads(json.dumps(outcome.settings())) == {
         "library": f"{search_paths.packages[0]}/nvidia/cu13/compute-sanitizer/libsanitizer-public.so",
         "recorder": f"{search_paths.native_directory}/_recorder.py",
@@ -90,7 +89,7 @@ def test_packages_of_program_interpreter_are_searched(
     outcome = preflight(str(python), paths=search_paths)
 
     assert isinstance(outcome, RecorderFiles)
-    assert outcome.version == (13, 6, 1)
+    assert outcome.library.is_relative_to(program)
     assert f"{program}/lib" in outcome.packages
 
 

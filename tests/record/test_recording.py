@@ -121,7 +121,7 @@ from cudakit.record.preflight import RecorderFiles
 from cudakit.trace.kinds import EventKind
 
 library, places, recorded = sys.argv[1], SearchPaths.of_this_process(), []
-ready = RecorderFiles(Path(library), (), find_recorder(places), find_frame_readers(places))
+ready = RecorderFiles(Path(library), find_recorder(places), find_frame_readers(places))
 recording = begin(recorded.append, files_or_refusal=ready)
 cuda, U = ctypes.CDLL(library), ctypes.c_uint64
 context, stream = ctypes.c_void_p(0x1000), ctypes.c_void_p(0x2000)

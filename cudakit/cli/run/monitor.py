@@ -63,7 +63,10 @@ class Monitor:
         """Consume a batch of records; return True to stop the program."""
         if self._failure is None:
             try:
-                self._feed(batch)
+                new_races = self._detector.feed(batch, self._report)
+                # The new race may be suppressed; only the result shows whether it is.
+                if new_races and self._stop_on_first and not self._stop_requested:
+                    self._stop_requested = bool(findings(self.result()))
             except Exception as failure:  # noqa: BLE001 must not disturb the program
                 self._failure = failure
         return self._stop_requested
@@ -138,7 +141,6 @@ class Monitor:
         return self._why_cuda_was_not_used(exit_status)
 
     def _why_no_gpu_work(self, exit_status: int | None) -> str:
-        """Return the most likely reason why no work of a real GPU was recorded."""
         if self._detector.has_initialized_cuda:
             return "the program initialized CUDA, but enqueued no work"
         return self._why_cuda_was_not_used(exit_status)
@@ -153,12 +155,6 @@ class Monitor:
         if exit_status:
             return f"the program ended with status {exit_status} and had not initialized CUDA"
         return "the program did not initialize CUDA"
-
-    def _feed(self, batch: Batch) -> None:
-        new_races = self._detector.feed(batch, self._report)
-        # The new race may be suppressed; only the result shows whether it is.
-        if new_races and self._stop_on_first and not self._stop_requested:
-            self._stop_requested = bool(findings(self.result()))
 
 
 def _with_counts(reasons: Counter[str]) -> list[str]:

@@ -118,12 +118,13 @@ def paste_report(result: DoctorResult) -> Document:
         ),
         ("Not performed", list(_unknown_check_notes(result.checks))),
     )
-    sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
-    variables = _variables_section(result.variables)
-    summary = Section("Summary", (_summary(result, show_all=True),))
-    return Document(
-        _title(result), (*_simulation_note(result), *sections_with_nodes, *variables, summary)
-    )
+    nodes = [
+        *_simulation_note(result),
+        *(Section(title, tuple(content)) for title, content in sections if content),
+        *_variables_section(result.variables),
+        Section("Summary", (_summary(result, show_all=True),)),
+    ]
+    return Document(_title(result), tuple(nodes))
 
 
 # --- title and summary -----------------------------------------------------------------------------
@@ -179,14 +180,9 @@ def _problems(result: DoctorResult) -> list[CheckResult]:
 
 def _problem_nodes(check: CheckResult) -> Iterator[Node]:
     """Yield the nodes of a failed check or a warning, with the evidence that is not in its summary."""
-    return _check_nodes(
-        check,
-        {
-            label: value
-            for label, value in check.evidence.items()
-            if label not in check.summary or value not in check.summary
-        },
-    )
+    summary, pairs = check.summary, check.evidence.items()
+    evidence = {name: text for name, text in pairs if name not in summary or text not in summary}
+    return _check_nodes(check, evidence)
 
 
 def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:

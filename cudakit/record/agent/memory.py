@@ -65,10 +65,6 @@ def _attach_observer(torch: "Any", observer: "Callable[..., None]") -> bool:
     return bool(names)
 
 
-def _do_nothing() -> None:
-    pass
-
-
 class History:
     """The memory history of this process and its forks.
 
@@ -93,10 +89,10 @@ class History:
         self._recording_pid = 0
         self._out_of_memory_pid = 0
 
-    def await_torch(self, after_torch_import: "Callable[[Callable[[], None]], None]") -> None:
+    def await_torch(self, after_import: "Callable[[str, Callable[[], None]], None]") -> None:
         """Begin recording when torch initializes CUDA."""
         atexit.register(self._at_exit)
-        after_torch_import(self._on_torch_import)
+        after_import("torch", self._on_torch_import)
 
     def run_first_at_exit(self) -> None:
         """Save snapshots before the exit handlers of libraries in the program, which free memory.
@@ -105,7 +101,7 @@ class History:
         """
         weakref = sys.modules.get("weakref")
         if weakref:
-            weakref.finalize(self, _do_nothing)
+            weakref.finalize(self, lambda: None)
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
@@ -171,20 +167,16 @@ class History:
         process_suffix = f"-rank{int(rank_text):03d}" if rank_text.isdecimal() else ""
         if not process_suffix and os.getpid() != self._main_pid:
             process_suffix = f"-{os.getpid()}"
-        if not self._claim_name(process_suffix):
+        try:
+            # Only the first process of the run that uses a name can create the file.
+            name = f"{self._spool.directory}/taken{process_suffix}"
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
             process_suffix = f"{process_suffix}-{os.getpid()}"
+        except OSError:
+            pass  # the supervisor has ended
         self._path = f"{self._stem}{process_suffix}{self._suffix}"
         self._spool.report("memory", self._path)
-
-    def _claim_name(self, name: str) -> bool:
-        """Return whether this process is the first of the run to use a name."""
-        try:
-            os.close(os.open(f"{self._spool.directory}/taken{name}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        except OSError:  # the supervisor has ended
-            return True
-        return True
 
 
 class TorchHistory:

@@ -135,10 +135,11 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
             "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}"
         )
     spool.attempt(
-        lambda: torch_import.after_torch_import(
+        lambda: torch_import.after_import(
+            "torch",
             lambda: spool.attempt(
                 lambda: torch_import.attribute_backward(recorder, ranges=bool(settings["memory"]))
-            )
+            ),
         )
     )
     if settings["cupti"]:
@@ -173,7 +174,7 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
             lambda: torch_import.watch_profiler(lambda text: spool.report("failed", text))
         )
 
-    torch_import.after_torch_import(watch_torch)
+    torch_import.after_import("torch", watch_torch)
 
 
 def finish_with_worker(recorder: "Any") -> None:
@@ -209,7 +210,7 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = 
     memory = _load_module("memory")
     torch_import = _load_module("torch_import")
     history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
-    history.await_torch(torch_import.after_torch_import)
+    history.await_torch(torch_import.after_import)
     for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
         torch_import.after_import(name, history.run_first_at_exit)
     if recorder:

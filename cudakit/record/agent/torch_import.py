@@ -70,11 +70,6 @@ def watch_profiler(report: "Callable[[str], None]") -> None:
     profiler._enable_profiler = enable_and_report
 
 
-def after_torch_import(action: "Callable[[], None]") -> None:
-    """Run an action after the import of torch; at once if torch is already imported."""
-    after_import("torch", action)
-
-
 def after_import(name: str, action: "Callable[[], None]") -> None:
     """Run an action after the import of a module; at once if it is already imported."""
     if sys.modules.get(name) is not None:
@@ -103,11 +98,9 @@ class _ImportHook:
         spec = next(
             filter(None, (finder.find_spec(name, path, target) for finder in later_finders)), None
         )
-        if spec and spec.loader:
-            self._run_action_after_execution(spec.loader)
-        return spec
-
-    def _run_action_after_execution(self, loader: "Any") -> None:
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
         execute_module = loader.exec_module
         is_hooked = "exec_module" in vars(loader)  # True if another hook has replaced the method
 
@@ -121,3 +114,4 @@ class _ImportHook:
             self._action()
 
         loader.exec_module = exec_module
+        return spec
