@@ -30,12 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the golden files; then read the diff"
     )
+    parser.addoption("--all", action="store_true", help="run the tests marked thorough, too")
 
 
 def pytest_configure() -> None:
     """Set what each child would inherit: undo a background job's ignored signals, and fix the umask."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     os.umask(0o022)
 
 
@@ -43,7 +45,12 @@ def pytest_report_header() -> str:
     return f"cudakit under test: {Path(cudakit.__file__).parent}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        thorough = [item for item in items if item.get_closest_marker("thorough")]
+        if thorough:
+            config.hook.pytest_deselected(items=thorough)
+            items[:] = [item for item in items if item not in set(thorough)]
     if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:

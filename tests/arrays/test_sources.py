@@ -11,8 +11,14 @@ from cudakit.gpu import selftest
 from cudakit.gpu.compile import compile_cuda
 
 MODULES = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
-# The oldest architecture that NVRTC 13 supports, and one of each later generation.
-CAPABILITIES = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
+# One generation by default; with --all, also the oldest one that NVRTC 13 supports, and each later one.
+CAPABILITIES = [
+    (9, 0),
+    *(
+        pytest.param(capability, marks=pytest.mark.thorough)
+        for capability in [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)]
+    ),
+]
 
 
 @needs_nvrtc

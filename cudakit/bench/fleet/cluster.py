@@ -326,7 +326,7 @@ def _lost_connection(reason: str) -> EnvironmentUnusable:
 # characters longer, and a socket address holds 107 characters (unix(7)).
 _MAX_DIRECTORY_LENGTH = 40
 _CONNECT_TIMEOUT_S = 3.0
-_ANSWER_TIMEOUT_S = 20.0
+_MAX_ANSWER_S = 20.0
 # This program connects to a cluster; if it cannot, it prints Ray's reason and exits with 1.
 _CONNECT_PROGRAM = """
 import sys, ray
@@ -341,11 +341,11 @@ _ADDRESS_HINT = (
 
 
 @contextmanager
-def open_cluster(address: str) -> Iterator[ModuleType]:
+def open_cluster(address: str, timeout_s: float) -> Iterator[ModuleType]:
     """Connect to the cluster at ``HOST:PORT``, to the one of this machine (auto), or start one (local).
 
     Raises MissingDependency without Ray, UsageError for an address of Ray Client, and EnvironmentUnusable
-    within seconds if the cluster does not answer or has another version of Ray or Python.
+    within ``timeout_s`` (at most 20 s) if it does not answer or has another version of Ray or Python.
     """
     if "://" in address:
         raise UsageError(
@@ -380,7 +380,7 @@ def open_cluster(address: str) -> Iterator[ModuleType]:
             if len(directory) <= _MAX_DIRECTORY_LENGTH:
                 options["_temp_dir"] = directory
         else:
-            _check_answer(address)
+            _check_answer(address, min(timeout_s, _MAX_ANSWER_S))
         cleanup.callback(ray.shutdown)
         handler = signal.getsignal(signal.SIGTERM)
         try:
@@ -391,7 +391,7 @@ def open_cluster(address: str) -> Iterator[ModuleType]:
         yield ray
 
 
-def _check_answer(address: str) -> None:
+def _check_answer(address: str, timeout_s: float) -> None:
     """Raise EnvironmentUnusable if another process cannot connect to the cluster within seconds.
 
     In this process, ray.init could try for minutes, and would not react to signals meanwhile.
@@ -416,12 +416,12 @@ def _check_answer(address: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            timeout=_ANSWER_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentUnusable(
-            f"{_cluster_text(address)} does not answer within {_ANSWER_TIMEOUT_S:.0f} s",
+            f"{_cluster_text(address)} does not answer within {timeout_s:g} s",
             hint=_ADDRESS_HINT,
         ) from None
     if process.returncode:

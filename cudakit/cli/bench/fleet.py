@@ -88,7 +88,7 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
     with (
         open(os.devnull, "w", encoding="utf-8") as discarded_output,
         redirect_stdout(discarded_output),
-        open_cluster(fleet.ray) as cluster,
+        open_cluster(fleet.ray, fleet.timeout_s) as cluster,
     ):
         hosts = find_hosts(cluster, simulated=options.simulated)
         records.create()

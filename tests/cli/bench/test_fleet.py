@@ -330,10 +330,10 @@ def test_address_without_cluster_is_one_error(address: str, code: int, message: 
 def test_server_that_is_no_ray_cluster_is_an_error_within_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        code, stdout, stderr = run("--ray", address, "--gpu", "sim")
+        code, stdout, stderr = run("--ray", address, "--gpu", "sim", "--ray-timeout", "2")
 
     assert (code, stdout) == (3, "")
-    assert f"the Ray cluster {address} does not answer within 20 s" in stderr
+    assert f"the Ray cluster {address} does not answer within 2 s" in stderr
 
 
 def test_missing_ray_names_the_extra() -> None:
