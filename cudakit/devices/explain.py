@@ -43,6 +43,11 @@ class Topic:
     action: str = ""  # recommended action; empty if there is no general one
     source: str  # documentation or source file of the explanation
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names in upper case."""
+        return tuple(name.upper() for name in (self.name, *self.other_names))
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -104,12 +109,8 @@ def _matches_topic(spelling: str, topic: Topic) -> bool:
     if xid_match or check_match:
         term_number = int((xid_match or check_match or ["", "0"])[1])
         return topic.code == term_number and topic.kind == ("Xid" if xid_match else "check")
-    names_of_topic = [name.upper() for name in (topic.name, *topic.other_names)]
-    return (
-        term in names_of_topic
-        or any(f"{prefix}{term}" in names_of_topic for prefix in _ERROR_NAME_PREFIXES)
-        or term == f"{topic.kind} {topic.code}".upper()
-    )
+    spellings = {f"{prefix}{term}" for prefix in ("", *_ERROR_NAME_PREFIXES)}
+    return not spellings.isdisjoint(topic.names) or term == f"{topic.kind} {topic.code}".upper()
 
 
 _MAX_SUGGESTIONS = 5  # maximum number of names that a hint suggests
@@ -143,9 +144,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
 
 def _similar_names(term: str, topics: Sequence[Topic]) -> list[str]:
     """Return the names of at most three topics whose spelling differs from the term in few characters."""
-    topic_by_spelling = {
-        name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
-    }
+    topic_by_spelling = {name: topic for topic in topics for name in topic.names}
     # A term such as ILEGAL_ADDRESS may lack the prefix of CUDA's errors.
     topic_by_spelling |= {
         name.removeprefix("CUDA_ERROR_"): topic for name, topic in topic_by_spelling.items()

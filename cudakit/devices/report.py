@@ -267,7 +267,10 @@ def overview_table(devices: Sequence[Device], *, with_activity: bool = False) ->
     if any(device.parent is not None for device in devices):
         captions.append("NVML 0/1 is MIG instance 1 of GPU 0.")
     if with_activity and any(map(shows_utilization, devices)):
-        captions.append(_NO_SM_ACTIVITY)
+        captions.append(
+            "~ marks the share of time in which at least one kernel ran; it is shown where no SM activity "
+            "was measured."
+        )
     return Table(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell_of(device) for _, cell_of in columns) for device in devices),
@@ -322,11 +325,6 @@ def shows_utilization(device: Device) -> bool:
         device.field("utilization_gpu_percent"), Unavailable
     )
 
-
-_NO_SM_ACTIVITY = (
-    "~ marks the share of time in which at least one kernel ran; it is shown where no SM activity was "
-    "measured."
-)
 
 _INDEX_COLUMNS: list[tuple[Column, _CellFunction]] = [
     (Column("CUDA", "number"), lambda device: as_text(device.cuda_index)),

@@ -82,22 +82,33 @@ def preflight(
     checks for CUPTI instead of the Sanitizer API. ``paths`` replaces the search paths of this process. CUDA
     is not loaded into this process: the recorder is tried in another process.
     """
-    find_files = _find_profile_files if profile else _find_files
+    paths = paths or SearchPaths.of_this_process()
     try:
-        return find_files(python or sys.executable, paths or SearchPaths.of_this_process())
+        return _find_files(python or sys.executable, paths, profile=profile)
     except EnvironmentUnusable as error:
         return error
 
 
-def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
+def _find_files(python: str, paths: SearchPaths, *, profile: bool) -> RecorderFiles:
     refuse_other_tools(paths.environment)
     driver = driver_version(paths.root)
-    if driver and driver[1] < _OLDEST_DRIVER:
+    if not profile and driver and driver[1] < _OLDEST_DRIVER:
         raise EnvironmentUnusable(
             f"driver {driver[0]} is too old: it does not report CUDA events",
             hint=f"install driver {_OLDEST_DRIVER} or newer",
         )
     packages = [] if python == sys.executable else search_path(python, paths.environment)
+    if profile:
+        # The program's packages come first: its framework loads CUPTI from there.
+        paths = replace(paths, packages=(*packages, *paths.packages))
+        recorder, cupti = find_recorder(paths), find_cupti(paths)
+        result = try_library(python, paths.environment, recorder, cupti.path, "profile")
+        if "error" in result:
+            raise EnvironmentUnusable(
+                f"programs cannot be profiled: {result['error']}",
+                hint=f"the library is {cupti.path}; {CUPTI_OVERRIDE}=FILE names another one",
+            )
+        return RecorderFiles(cupti.path, recorder, find_frame_readers(paths), is_profile=True)
     paths = replace(paths, packages=(*paths.packages, *packages))
     recorder, library = find_recorder(paths), find_sanitizer_library(paths)
     result = try_library(python, paths.environment, recorder, library.path)
@@ -108,21 +119,6 @@ def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
         )
     check_structures(result["offsets"], library)
     return RecorderFiles(library.path, recorder, find_frame_readers(paths), packages)
-
-
-def _find_profile_files(python: str, paths: SearchPaths) -> RecorderFiles:
-    refuse_other_tools(paths.environment)
-    packages = [] if python == sys.executable else search_path(python, paths.environment)
-    # The program's packages come first: its framework loads CUPTI from there.
-    paths = replace(paths, packages=(*packages, *paths.packages))
-    recorder, library = find_recorder(paths), find_cupti(paths)
-    result = try_library(python, paths.environment, recorder, library.path, "profile")
-    if "error" in result:
-        raise EnvironmentUnusable(
-            f"programs cannot be profiled: {result['error']}",
-            hint=f"the library is {library.path}; {CUPTI_OVERRIDE}=FILE names another one",
-        )
-    return RecorderFiles(library.path, recorder, find_frame_readers(paths), is_profile=True)
 
 
 def refuse_other_tools(environment: Mapping[str, str]) -> None:

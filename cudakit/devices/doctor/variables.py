@@ -163,7 +163,8 @@ def nccl(context: RunContext) -> Iterator[Finding]:
     NCCL_IB_HCA) and features that a virtual machine lacks (NCCL_NVLS_ENABLE=0).
     """
     settings = {**context.software.nccl_conf, **context.variables}
-    yield from apply_rules(rules_of("CK022", _NCCL_FIX), settings)
+    rules = rules_of("CK022", "unset {name}, unless this machine needs it")
+    yield from apply_rules(rules, settings)
     for name, variable in known_variables().items():
         if variable.effect.startswith("former name of") and name in settings:
             yield warn(
@@ -189,9 +190,6 @@ def nccl(context: RunContext) -> Iterator[Finding]:
         yield ok(f"no setting of NCCL gets a warning; set: {set_text}", nccl_settings)
     else:
         yield ok("NCCL has its default settings")
-
-
-_NCCL_FIX = "unset {name}, unless this machine needs it"
 
 
 # --- CK023: cuBLAS and cuDNN -----------------------------------------------------------------------
