@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -51,6 +53,7 @@ from cudakit.arrays.launch import (
     broadcast_shape,
     broadcast_strides,
     bytes_argument,
+    cuda_source,
     merged_layout,
     read_array,
     vector_width,
@@ -381,17 +384,8 @@ def choose_block_shape(
 
 # --- CUDA C++ source of reductions ----------------------------------------------------------------
 
-# Exchange of values of any size between the lanes of a warp.
-_SHUFFLE = r"""
-template <class T> __device__ T shuffle(T value, int lane_distance) {
-    union { T value; u32 words[(sizeof(T) + 3) / 4]; } bits;
-    bits.words[0] = 0;
-    bits.value = value;
-    for (int k = 0; k < (sizeof(T) + 3) / 4; ++k)
-        bits.words[k] = __shfl_down_sync(0xFFFFFFFFu, bits.words[k], lane_distance);
-    return bits.value;
-}
-"""
+# The words in capitals are placeholders.
+_SOURCE = cuda_source("reduction.cu")
 
 
 @dataclass(frozen=True)
@@ -412,152 +406,41 @@ class ReductionSource:
 
     def source(self) -> tuple[str, str]:
         """Return the CUDA C++ source, and the name of the kernel."""
-        body = self._body()
+        body = re.sub(r"\b[A-Z][A-Z_]+\b", lambda name: self._values.get(name[0], name[0]), _SOURCE)
         name = f"cudakit_reduction_{sha256(body.encode()).hexdigest()[:16]}"
         comment = self.text.replace("\\", " ").replace("\n", " ")
-        text = body.replace("KERNEL_NAME", name)
-        return f"// {comment}\n{PRELUDE}{_SHUFFLE}{text}", name
+        return f"// {comment}\n{PRELUDE}{body.replace('KERNEL_NAME', name)}", name
 
-    def _body(self) -> str:
+    @cached_property
+    def _values(self) -> dict[str, str]:
+        """The C++ text of each placeholder in the source."""
         blocks, output, arrays = self.blocks, len(self.dtypes), range(len(self.dtypes))
-        accumulator = self.element.dtype.compute_type
-        combine = f"op::{self.reducer.operation}"
-        identity = literal(self.reducer.identity(self.element.dtype), self.element.dtype)
-        mean_text = (
-            f"total = op::divide(total, ({accumulator})layout.count);"
-            if self.reducer.name == "mean"
-            else ""
-        )
-        column, row = "threadIdx.x / ROWS", "threadIdx.x % ROWS"
-        if blocks.are_outputs_adjacent:
-            column, row = "threadIdx.x % COLUMNS", "threadIdx.x / COLUMNS"
-        parameters = [f"const char* p{index}" for index in arrays]
-        parameters += ["char* out", "char* scratch"]
-        parameters += [
-            f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
-        ]
-        element = self._element_text()
-        return f"""
-typedef {accumulator} Accumulator;
-enum {{ COLUMNS = {blocks.columns}, ROWS = {blocks.threads // blocks.columns} }};
-enum {{ VECTOR = {blocks.width}, UNROLLED = 4 }};
-
-struct Layout {{
-    i64 outputs, count, chunk, splits;
-    i64 output_sizes[{self.output_dimensions}], reduced_sizes[{self.reduced_dimensions}];
-    i64 strides[{output + 1}][{self.output_dimensions + self.reduced_dimensions}];
-}};
-
-// Combines the values of a block's threads for each output. The thread in row 0 returns the total.
-__device__ Accumulator combine_rows(Accumulator total, int row, int column) {{
-{self._combine_text()}
-    return total;
-}}
-
-__device__ void store(const Layout& layout, char* out, i64 output, Accumulator total) {{
-    {mean_text}
-{self._offset_text("output", "output", [output])}
-    *({self.output.storage_type}*)(out + output_offset{output}) = \
-stored<{self.output.storage_type}>::from({cuda_text(self.result, {REDUCED: "total"})});
-}}
-
-extern "C" __global__ void __launch_bounds__({blocks.threads}) KERNEL_NAME(
-    const Layout layout, {", ".join(parameters)}) {{
-    const i64 tile = blockIdx.x / layout.splits, split = blockIdx.x % layout.splits;
-    const int column = {column};
-    const int row = {row};
-    const i64 output = tile * COLUMNS + column;
-    const bool is_used = output < layout.outputs;
-    const i64 next = (split + 1) * layout.chunk, end = next < layout.count ? next : layout.count;
-    Accumulator total = {identity};
-    if (is_used) {{
-{self._offset_text("output", "output", arrays)}
-        auto load_vector = [&](i64 at, Accumulator* elements) {{
-            enum {{ WIDTH = VECTOR }};
-{element}
-        }};
-        auto load_element = [&](i64 at) {{
-            enum {{ WIDTH = 1 }};
-            Accumulator elements[1];
-{element}
-            return elements[0];
-        }};
-        const i64 step = ROWS * VECTOR;
-        i64 at = split * layout.chunk + row * VECTOR;
-        for (; at + (UNROLLED - 1) * step + VECTOR <= end; at += UNROLLED * step) {{
-            Accumulator elements[UNROLLED][VECTOR];
-            #pragma unroll
-            for (int u = 0; u < UNROLLED; ++u) load_vector(at + u * step, elements[u]);
-            #pragma unroll
-            for (int u = 0; u < UNROLLED; ++u)
-                #pragma unroll
-                for (int k = 0; k < VECTOR; ++k) total = {combine}(total, elements[u][k]);
-        }}
-        for (; at + VECTOR <= end; at += step) {{
-            Accumulator elements[VECTOR];
-            load_vector(at, elements);
-            #pragma unroll
-            for (int k = 0; k < VECTOR; ++k) total = {combine}(total, elements[k]);
-        }}
-        // One thread has the elements after the last whole vector.
-        for (; at < end && VECTOR > 1; ++at) total = {combine}(total, load_element(at));
-    }}
-    total = combine_rows(total, row, column);
-    if (layout.splits == 1) {{
-        if (row == 0 && is_used) store(layout, out, output, total);
-        return;
-    }}
-
-    const i64 tiles = (layout.outputs + COLUMNS - 1) / COLUMNS;
-    u32* counters = (u32*)scratch;
-    Accumulator* partials = (Accumulator*)(scratch + (tiles * 4 + 15) / 16 * 16);
-    if (row == 0 && is_used) {{
-        partials[output * layout.splits + split] = total;
-        __threadfence();
-    }}
-    __shared__ bool is_last;
-    __syncthreads();
-    // The counter wraps to 0 at the last block, ready for the next launch.
-    if (threadIdx.x == 0) is_last = atomicInc(&counters[tile], (u32)layout.splits - 1) == layout.splits - 1;
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    total = {identity};
-    if (is_used)
-        for (i64 k = row; k < layout.splits; k += ROWS)
-            total = {combine}(total, partials[output * layout.splits + k]);
-    total = combine_rows(total, row, column);
-    if (row == 0 && is_used) store(layout, out, output, total);
-}}
-"""
-
-    def _combine_text(self) -> str:
-        """Return the C++ text that combines the partial results of the threads of one output."""
-        is_adjacent, warps = self.blocks.are_outputs_adjacent, self.blocks.threads // _WARP
-        threads_per_output = self.blocks.threads // self.blocks.columns
-        combine = f"op::{self.reducer.operation}"
-        if threads_per_output == 1:
-            return ""
-        lines = []
-        if not is_adjacent:
-            lines = [
-                f"    for (int distance = {_WARP // 2}; distance; distance /= 2)",
-                f"        total = {combine}(total, shuffle(total, distance));",
-            ]
-            if threads_per_output == _WARP:
-                return "\n".join(lines)
-        # One value of each output and warp remains; the warps exchange them in shared memory.
-        lines += [
-            f"    __shared__ Accumulator values[{warps}][{self.blocks.columns if is_adjacent else 1}];",
-            "    __syncthreads();  // an earlier call may still read the values",
-            f"    if ({'true' if is_adjacent else f'threadIdx.x % {_WARP} == 0'}) "
-            f"values[threadIdx.x / {_WARP}][column] = total;",
-            "    __syncthreads();",
-            "    if (row == 0)",
-            f"        for (int warp = 1; warp < {warps}; ++warp)",
-            f"            total = {combine}(total, values[warp][column]);",
-        ]
-        return "\n".join(lines)
+        accumulator, storage_type = self.element.dtype.compute_type, self.output.storage_type
+        is_mean = self.reducer.name == "mean"
+        scalars = [f"{dtype.compute_type} s{i}" for i, dtype in enumerate(self.scalars.values())]
+        stored = cuda_text(self.result, {REDUCED: "total"})
+        return {
+            "ACCUMULATOR": accumulator,
+            "COMBINE": f"op::{self.reducer.operation}",
+            "IDENTITY": literal(self.reducer.identity(self.element.dtype), self.element.dtype),
+            "COLUMN_COUNT": str(blocks.columns),
+            "THREAD_COUNT": str(blocks.threads),
+            "VECTOR_WIDTH": str(blocks.width),
+            "ARE_OUTPUTS_ADJACENT": str(int(blocks.are_outputs_adjacent)),
+            "OUTPUT_DIMENSIONS": str(self.output_dimensions),
+            "REDUCED_DIMENSIONS": str(self.reduced_dimensions),
+            "DIMENSIONS": str(self.output_dimensions + self.reduced_dimensions),
+            "OPERAND_COUNT": str(output + 1),
+            "PARAMETERS": ", ".join(
+                [*(f"const char* p{i}" for i in arrays), "char* out", "char* scratch", *scalars]
+            ),
+            "DIVIDE_TOTAL": f"total = op::divide(total, ({accumulator})layout.count);" * is_mean,
+            "STORE_OFFSET": self._offset_text("output", "output", [output]).lstrip(),
+            "STORE_TOTAL": f"*({storage_type}*)(out + output_offset{output}) ="
+            f" stored<{storage_type}>::from({stored});",
+            "LOAD_OFFSETS": self._offset_text("output", "output", arrays).lstrip(),
+            "LOAD_ELEMENT": self._element_text().lstrip(),
+        }
 
     def _element_text(self) -> str:
         """Return the text that loads WIDTH elements of all inputs and computes the values to reduce."""
