@@ -8,96 +8,27 @@ of the named datasheet divided by its number of SMs and its boost clock.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, TypeAlias
 
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
 
 Fields: TypeAlias = Mapping[str, Field]
 
-# GeForce products accumulate fp16, bf16, tf32 and fp8 in fp32 at half the rate of their chip (tables of peak
-# rates in the NVIDIA Turing, GA102 and Ada white papers).
-_HALVED_KINDS = frozenset({"fp16", "bf16", "tf32", "fp8"})
-_HALVING_CAPABILITIES = frozenset({"7.5", "8.6", "8.9"})
-
-# Operations per SM and clock, by compute capability and kind.
-_RATES: Mapping[str, Mapping[str, int]] = {
-    # Turing white paper: 512 fp16 multiply-adds per clock; T4 datasheet: 130 TOP/s int8.
-    "7.5": {"fp64": 4, "fp32": 128, "fp16": 1024, "int8": 2048},
-    # A100 white paper: 1024 fp16 multiply-adds per clock, 64 of fp64 in tensor cores.
-    "8.0": {
-        "fp64": 64,
-        "fp64_tensor": 128,
-        "fp32": 128,
-        "tf32": 1024,
-        "fp16": 2048,
-        "bf16": 2048,
-        "int8": 4096,
-    },
-    # GA102 white paper: RTX A6000, 154.8 TFLOP/s fp16, 77.4 tf32, 309.7 TOP/s int8.
-    "8.6": {"fp64": 4, "fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024, "int8": 2048},
-    # L40S datasheet: 362 TFLOP/s fp16, 183 tf32, 733 fp8, 733 TOP/s int8, without sparsity.
-    "8.9": {
-        "fp64": 4,
-        "fp32": 256,
-        "tf32": 512,
-        "fp16": 1024,
-        "bf16": 1024,
-        "fp8": 2048,
-        "int8": 2048,
-    },
-    # H100 white paper and datasheet of the H200: 989.4 TFLOP/s bf16 with 132 SMs at 1830 MHz.
-    "9.0": {
-        "fp64": 128,
-        "fp64_tensor": 256,
-        "fp32": 256,
-        "tf32": 2048,
-        "fp16": 4096,
-        "bf16": 4096,
-        "fp8": 8192,
-        "int8": 8192,
-    },
-    # HGX B200 datasheet, for one of the eight GPUs: 2.25 PFLOP/s bf16 dense, 37 TFLOP/s fp64, 148 SMs.
-    "10.0": {
-        "fp64": 128,
-        "fp64_tensor": 128,
-        "fp32": 256,
-        "tf32": 4096,
-        "fp16": 8192,
-        "bf16": 8192,
-        "fp8": 16384,
-        "int8": 16384,
-    },
-}
-
-# Products whose datasheet states matrix rates at a lower clock than the maximum, in Hz: the dense bf16 rate
-# divided by the SMs and 4096 operations per clock (H100 and H200 SXM: 989.4 TFLOP/s, 132 SMs).
-_MATRIX_CLOCKS: Mapping[str, float] = {"NVIDIA H200": 1.83e9, "NVIDIA H100 80GB HBM3": 1.83e9}
-
 _KINDS_AT_MAX_CLOCK = ("fp32", "fp64", "fp64_tensor")
 
-# Transfers per second of a lane, and the share of bits that are data (PCI Express Base Specification 1 to 6).
-_PCIE_LANES: Mapping[int, tuple[float, float]] = {
-    1: (2.5e9, 8 / 10),
-    2: (5e9, 8 / 10),
-    3: (8e9, 128 / 130),
-    4: (16e9, 128 / 130),
-    5: (32e9, 128 / 130),
-    6: (64e9, 236 / 256),
-}
-# Bytes per second of one link in one direction by NVML's version: the rates in the datasheets of P100, V100,
-# A100, H100 and B200 divided by their 4, 6, 12, 18 and 18 links and two directions.
-_NVLINK_RATES: Mapping[str, float] = {
-    "1.0": 20e9,
-    "2.0": 25e9,
-    "2.2": 25e9,
-    "3.0": 25e9,
-    "3.1": 25e9,
-    "4.0": 25e9,
-    "5.0": 50e9,
-}
+
+@cache
+def _table(name: str) -> Mapping[str, Any]:
+    """Return a table of ``rates.toml``."""
+    text = files("cudakit.bench").joinpath("rates.toml").read_text("utf-8")
+    table: Mapping[str, Any] = tomllib.loads(text)[name]
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +116,7 @@ def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
 
     It is the maximum clock, except for some products.
     """
-    matrix_clock = _MATRIX_CLOCKS.get(str(fields.get("name")))
+    matrix_clock: float | None = _table("matrix_clocks").get(str(fields.get("name")))
     if matrix_clock is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
         return matrix_clock
     return _product(_positive_field(fields, "clock_rate_khz", "the maximum SM clock"), 1e3)
@@ -216,10 +147,11 @@ def link_bandwidth(fields: Fields) -> float | Unavailable:
     width = _positive_field(fields, "pcie_width_max", "the number of PCIe lanes")
     if isinstance(generation, Unavailable):
         return generation
-    if isinstance(width, int) and generation not in _PCIE_LANES:
+    lane = _table("pcie_lanes").get(str(generation))
+    if isinstance(width, int) and not lane:
         return Unavailable(f"the rate is unknown for PCIe {generation}.0")
-    transfers_per_s, data_share = _PCIE_LANES.get(generation, (0.0, 0.0))
-    return _product(transfers_per_s * data_share, width, 1 / 8)
+    transfers_per_s, data_bits, bits = lane or (0.0, 0, 1)
+    return _product(transfers_per_s * (data_bits / bits), width, 1 / 8)
 
 
 def peer_bandwidth(fields: Fields) -> float | Unavailable:
@@ -233,9 +165,9 @@ def peer_bandwidth(fields: Fields) -> float | Unavailable:
     if not isinstance(link_count, int) or link_count == 0:
         return link_bandwidth(fields)
     version = str(fields.get("nvlink_version"))
-    if version not in _NVLINK_RATES:
+    if version not in (rates := _table("nvlink_rates")):
         return Unavailable(f"the rate is unknown for NVLink {version}")
-    return link_count * _NVLINK_RATES[version]
+    return link_count * float(rates[version])
 
 
 def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
@@ -245,13 +177,14 @@ def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
     table, or does not support the kind.
     """
     capability = str(fields.get("compute_capability"))
-    rates = _RATES.get(capability)
+    rates: Mapping[str, int] | None = _table("rates").get(capability)
     if rates is None:
         return Unavailable(f"the peak is unknown for compute capability {capability}")
     if kind not in rates:
         return Unavailable(f"the peak of {kind} is unknown for compute capability {capability}")
     is_geforce = "GeForce" in str(fields.get("name"))
-    is_halved = is_geforce and kind in _HALVED_KINDS and capability in _HALVING_CAPABILITIES
+    halved = _table("halved_on_geforce")
+    is_halved = is_geforce and kind in halved["kinds"] and capability in halved["capabilities"]
     return rates[kind] // 2 if is_halved else rates[kind]
 
 
@@ -261,7 +194,7 @@ def matrix_kind(dtype: str, fields: Fields) -> str:
     The kind of fp64 is fp64_tensor on devices with tensor cores for fp64.
     """
     kind = dtype.split("_")[0]
-    rates = _RATES.get(str(fields.get("compute_capability")), {})
+    rates = _table("rates").get(str(fields.get("compute_capability")), {})
     return "fp64_tensor" if kind == "fp64" and "fp64_tensor" in rates else kind
 
 

@@ -25,48 +25,6 @@ Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 # The shell sets this variable when it asks for completions.
 COMPLETION_VARIABLE = "_CUDAKIT_COMPLETE"
 
-# This is click's script, except that it passes the complete line, because bash splits words at ":" and "=".
-_BASH = r"""%(complete_func)s() {
-    local IFS=$'\n' response completion type value
-
-    response=$(env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \
-        %(complete_var)s=bash_complete "$1")
-
-    for completion in $response; do
-        IFS=',' read -r type value <<< "$completion"
-        case $type in
-            dir) COMPREPLY=(); compopt -o dirnames ;;
-            file) COMPREPLY=(); compopt -o default ;;
-            plain) COMPREPLY+=("$value"); [[ $value == *[:@] ]] && compopt -o nospace ;;
-        esac
-    done
-    return 0
-}
-
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
-
-# This is click's script, except that a value may contain commas.
-_FISH = r"""function %(complete_func)s
-    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \
-        COMP_CWORD=(commandline -t) %(prog_name)s)
-
-    for completion in $response
-        set -l metadata (string split --max 1 "," -- $completion)
-        switch $metadata[1]
-            case dir
-                __fish_complete_directories $metadata[2]
-            case file
-                __fish_complete_path $metadata[2]
-            case plain
-                echo $metadata[2]
-        end
-    end
-end
-
-complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
-"""
-
 
 class _KeepsOptionName(ShellComplete):
     """Completes the whole word, also in ``--option=value``, which click completes without the option."""
@@ -84,7 +42,8 @@ class _KeepsOptionName(ShellComplete):
 class _Bash(_KeepsOptionName, BashComplete):
     """Completion for bash, which parses the line itself so that words keep their ":" and "="."""
 
-    source_template = _BASH
+    # click's script, except that it passes the complete line, because bash splits words at ":" and "=".
+    source_template = Path(__file__).with_name("completion.bash").read_text("utf-8")
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the complete words after the program, and the incomplete one."""
@@ -111,7 +70,8 @@ class _Zsh(_KeepsOptionName, ZshComplete):
 class _Fish(_KeepsOptionName, FishComplete):
     """Completion for fish, also of lists with commas."""
 
-    source_template = _FISH
+    # click's script, except that a value may contain commas.
+    source_template = Path(__file__).with_name("completion.fish").read_text("utf-8")
 
 
 _CLASSES: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Final, NamedTuple, TypeAlias
 
 from cudakit.sanitize.races import (
@@ -36,62 +39,11 @@ class Framework(NamedTuple):
     device_wait_fix: str  # code that makes the host wait for the whole device
 
 
-FRAMEWORKS: Final = (
-    Framework(
-        "torch",
-        "torch|triton",
-        r"(?:void )?(?:at|c10)::|triton_",
-        order_fix="b.wait_stream(a)",
-        lifetime_fix="tensor.record_stream(a) before the tensor is dropped",
-        host_wait_fix="a.synchronize(), or event.synchronize(), or a copy with non_blocking=False",
-        device_wait_fix="torch.cuda.synchronize()",
-    ),
-    Framework(
-        "CuPy",
-        "cupy|cupyx",
-        r"cupy_",
-        order_fix="b.wait_event(a.record())",
-        lifetime_fix="b.wait_event(a.record()) before the array is dropped",
-        host_wait_fix="a.synchronize(), or array.get(blocking=True)",
-        device_wait_fix="cupy.cuda.Device().synchronize()",
-    ),
-    Framework(
-        "Numba",
-        "numba|numba_cuda",
-        r"cudapy::",
-        order_fix="event = cuda.event(); event.record(a); event.wait(b)",
-        lifetime_fix="keep a reference to the array until a.synchronize()",
-        host_wait_fix="a.synchronize()",
-        device_wait_fix="numba.cuda.synchronize()",
-    ),
-    Framework(
-        "JAX",
-        "jax|jaxlib",
-        r"$.",
-        order_fix="jax.block_until_ready(array) before another library uses it on its own stream",
-        lifetime_fix="keep a reference to the array until the other library's stream has finished with it",
-        host_wait_fix="jax.block_until_ready(array)",
-        device_wait_fix="jax.block_until_ready(array)",
-    ),
-    Framework(
-        "cuda.core",
-        "cuda/core",
-        r"$.",
-        order_fix="b.wait(a)",
-        lifetime_fix="buffer.close(a)",
-        host_wait_fix="a.sync()",
-        device_wait_fix="Device().sync()",
-    ),
-    Framework(
-        "cudakit",
-        "cudakit/gpu",
-        r"$.",
-        order_fix="gpu.record(event, a); gpu.wait(b, event)",
-        lifetime_fix="gpu.free(address, a)",
-        host_wait_fix="gpu.sync_stream(a)",
-        device_wait_fix="gpu.sync()",
-    ),
-)
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """Return the frameworks of ``frameworks.toml``."""
+    table = files("cudakit.sanitize").joinpath("frameworks.toml").read_text("utf-8")
+    return tuple(Framework(**framework) for framework in tomllib.loads(table)["framework"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +72,7 @@ def remedies(
     frames = [*allocation_frames, *current_side.stack, *previous_side.stack]
     kernels = [side.kernel for side in (current_side, previous_side) if side.kernel is not None]
     fixes: list[str] = []
-    for framework in FRAMEWORKS:
+    for framework in frameworks():
         is_own_file = re.compile(rf"(?:^|/)(?:{framework.modules})/").search
         is_own_kernel = re.compile(framework.kernels).match
         if not (

@@ -24,7 +24,7 @@ from sanitize.sample_races import (
 )
 
 from cudakit.sanitize import hints
-from cudakit.sanitize.hints import FRAMEWORKS, call_site, remedies, stream_name
+from cudakit.sanitize.hints import call_site, frameworks, remedies, stream_name
 from cudakit.sanitize.races import Operation, RaceKind, Sync, SyncKind
 from cudakit.stacks import Frame
 from cudakit.trace.kinds import AccessMode, EventKind, Precision, StreamFlag
@@ -357,7 +357,7 @@ def test_every_framework_has_a_fix_for_every_kind(kind: RaceKind) -> None:
 
 
 def test_framework_names_are_unique() -> None:
-    assert len({framework.name for framework in FRAMEWORKS}) == len(FRAMEWORKS)
+    assert len({framework.name for framework in frameworks()}) == len(frameworks())
 
 
 # --- Names of streams and call sites ---------------------------------------------------------------
