@@ -42,6 +42,13 @@ from cudakit.gpu.nvml.readings import (
 )
 from cudakit.units import Unavailable
 
+# By nvmlReturn_t (nvml.h), as nvmlInit returns it.
+_INIT_REASONS = {
+    4: "no permission to open /dev/nvidia*",
+    9: "the NVIDIA kernel driver is not loaded",
+    12: "libnvidia-ml.so.1 (NVML) cannot be loaded",
+    18: "the kernel driver and libnvidia-ml have different versions",
+}
 _WSL_REASONS = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
 _NOT_FOR_MIG = "not reported for a MIG instance: see its GPU"
 # Neither a MIG instance nor its GPU has a utilization (nvml.h, nvmlDeviceGetUtilizationRates).
@@ -59,19 +66,9 @@ def open_nvml(lib: Any = None, *, is_wsl: bool | None = None) -> Nvml | Unavaila
     try:
         lib.nvmlInit()
     except lib.NVMLError as error:
-        return Unavailable(_init_failure(error))
+        return Unavailable(_INIT_REASONS.get(error.value, f"NVML cannot be initialized: {error}"))
     runs_in_wsl = Path("/dev/dxg").exists() if is_wsl is None else is_wsl
     return Nvml(lib, _WSL_REASONS if runs_in_wsl else {})
-
-
-def _init_failure(error: Any) -> str:
-    # The nvmlReturn_t values that nvmlInit returns (nvml.h).
-    return {
-        4: "no permission to open /dev/nvidia*",
-        9: "the NVIDIA kernel driver is not loaded",
-        12: "libnvidia-ml.so.1 (NVML) cannot be loaded",
-        18: "the kernel driver and libnvidia-ml have different versions",
-    }.get(error.value, f"NVML cannot be initialized: {error}")
 
 
 @dataclass(slots=True)
@@ -81,7 +78,8 @@ class Nvml:
     lib: Any
     reasons: Mapping[int, str]  # texts by error code, which replace the default texts
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
-    _activity_by_device: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
+    # The previous GPM sample of each device.
+    _samples: dict[tuple[int | None, int], Any] = field(default_factory=dict)
 
     def view(self) -> NvmlView:
         """Return the devices with their constant facts, without links."""
@@ -97,13 +95,10 @@ class Nvml:
         """Return the compute capabilities of all GPUs; Unavailable if one cannot be read."""
         capabilities = set()
         for index in range(self._device_count()):
-            reader = Reader(self.lib, None, self.reasons)
-            handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
-            if isinstance(handle, Unavailable):
-                return handle
-            capability = reader.attempt(
-                partial(self.lib.nvmlDeviceGetCudaComputeCapability, handle)
-            )
+            reader = self._open_gpu(index)
+            if isinstance(reader, Unavailable):
+                return reader
+            capability = reader.call("nvmlDeviceGetCudaComputeCapability")
             if isinstance(capability, Unavailable):
                 return capability
             major, minor = capability
@@ -112,9 +107,15 @@ class Nvml:
 
     def links(self, view: NvmlView) -> tuple[Link, ...]:
         """Return the links between the GPUs of a view."""
-        gpus = [device for device in view.devices if device.parent is None]
+        handles = {
+            gpu.index: self._handles.get((None, gpu.index))
+            for gpu in view.devices
+            if gpu.parent is None
+        }
         return tuple(
-            links(self.lib, {gpu.index: self._handles.get((None, gpu.index)) for gpu in gpus})
+            _links(
+                self.lib, {index: handle for index, handle in handles.items() if handle is not None}
+            )
         )
 
     def telemetry(
@@ -140,19 +141,40 @@ class Nvml:
         )
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Read the activity since the previous call, limited to ``names``."""
+        """Read the activity since the previous call, limited to ``names``.
+
+        Activity is the share of the hardware that is in use; ``utilization`` is only the share of time in
+        which at least one kernel ran. NVML's GPM (Hopper and newer) uses the same counters as DCGM, so it is
+        sampled only while activity is shown.
+        """
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
-        key = (device.parent, device.index)
-        if key not in self._activity_by_device:
-            parent_handle = (
-                self._handles.get((None, device.parent)) if device.parent is not None else None
+        lib, key = self.lib, (device.parent, device.index)
+        # GPM takes the handle of the GPU, also for a MIG instance.
+        gpu = reader.handle if device.parent is None else self._handles[None, device.parent]
+        support = reader.attempt(lambda: lib.nvmlGpmQueryDeviceSupport(gpu))
+        if isinstance(support, Unavailable):
+            return support
+        if not support.isSupportedDevice:
+            return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
+        instance = None if device.parent is None else device.fields.get("gpu_instance_id")
+        sample = reader.attempt(lib.nvmlGpmSampleAlloc)
+        if not isinstance(sample, Unavailable):
+            sample = reader.attempt(
+                (lambda: lib.nvmlGpmMigSampleGet(gpu, instance, sample))
+                if isinstance(instance, int)
+                else (lambda: lib.nvmlGpmSampleGet(gpu, sample))
             )
-            self._activity_by_device[key] = Activity(
-                parent_handle or reader.handle, _gpu_instance_id(device)
-            )
-        return self._activity_by_device[key].since_last(reader, names)
+        if isinstance(sample, Unavailable):
+            return sample
+        previous_sample, self._samples[key] = self._samples.get(key), sample
+        infos = [info for name, info in METRICS.items() if not names or name in names]
+        if previous_sample is None:
+            return Telemetry(time.time_ns(), {info.name: _FIRST_SAMPLE for info in infos})
+        fields = reader.attempt(lambda: _metrics(reader, infos, previous_sample, sample))
+        reader.attempt(lambda: lib.nvmlGpmSampleFree(previous_sample))
+        return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         """Return the processes that use a device."""
@@ -170,16 +192,23 @@ class Nvml:
         device_count = Reader(self.lib, None).attempt(self.lib.nvmlDeviceGetCount)
         return 0 if isinstance(device_count, Unavailable) else int(device_count)
 
-    def _gpu(self, index: int) -> DeviceFacts:
+    def _open_gpu(self, index: int) -> Reader | Unavailable:
         reader = Reader(self.lib, None, self.reasons)
-        handle = reader.attempt(lambda: self.lib.nvmlDeviceGetHandleByIndex(index))
-        if isinstance(handle, Unavailable):
-            return DeviceFacts(index, uuid=handle, pci_bus_id=handle, fields={})
-        self._handles[None, index] = reader.handle = handle
+        reader.handle = reader.attempt(lambda: self.lib.nvmlDeviceGetHandleByIndex(index))
+        return reader.handle if isinstance(reader.handle, Unavailable) else reader
+
+    def _gpu(self, index: int) -> DeviceFacts:
+        reader = self._open_gpu(index)
+        if isinstance(reader, Unavailable):
+            return DeviceFacts(index, uuid=reader, pci_bus_id=reader, fields={})
+        self._handles[None, index] = reader.handle
+        info = reader.result(Call("nvmlDeviceGetPciInfo"))
+        domain, _, remainder = _bus_id(info).partition(":")
         return DeviceFacts(
             index,
             uuid=reader.result(Call("nvmlDeviceGetUUID")),
-            pci_bus_id=_pci_address(reader.result(Call("nvmlDeviceGetPciInfo"))),
+            # Linux and CUDA write four digits of the domain, NVML eight.
+            pci_bus_id=f"{domain.lstrip('0').rjust(4, '0')}:{remainder}" if domain else info,
             fields=reader.read(FACT_READINGS),
         )
 
@@ -204,12 +233,9 @@ class Nvml:
     def _reader(self, device: DeviceFacts) -> Reader | Unavailable:
         handle = self._handles.get((device.parent, device.index))
         if handle is None:
-            uuid = device.uuid
-            return (
-                uuid
-                if isinstance(uuid, Unavailable)
-                else Unavailable("NVML does not report the device")
-            )
+            if isinstance(device.uuid, Unavailable):
+                return device.uuid
+            return Unavailable("NVML does not report the device")
         return Reader(
             self.lib,
             handle,
@@ -217,24 +243,14 @@ class Nvml:
         )
 
 
-def _gpu_instance_id(device: DeviceFacts) -> int | None:
-    instance_id = device.fields.get("gpu_instance_id")
-    return instance_id if isinstance(instance_id, int) and device.parent is not None else None
+def _bus_id(info: Any) -> str:
+    """Return the PCI address of an answer of NVML, with eight digits of the domain; "" without an answer."""
+    if info is None or isinstance(info, Unavailable):
+        return ""
+    return (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()
 
 
-def _pci_address(info: Any) -> str | Unavailable:
-    """Return a PCI address with four digits of the domain, as Linux and CUDA write it; NVML writes eight."""
-    if isinstance(info, Unavailable):
-        return info
-    text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()
-    domain, _, remainder = text.partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{remainder}"
-
-
-# --- The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer GPUs ---
-#
-# Activity is the share of the hardware that is in use; ``utilization`` is only the share of time in which at
-# least one kernel ran. GPM uses the same counters as DCGM, so it is sampled only while activity is shown.
+# --- The activity of a GPU between two samples of its counters -------------------------------------
 
 _MIB = 2**20
 _FIRST_SAMPLE = Unavailable("needs a second sample")
@@ -243,71 +259,23 @@ _FIRST_SAMPLE = Unavailable("needs a second sample")
 METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.kind == "activity"}
 
 
-@dataclass(slots=True)
-class Activity:
-    """The previous GPM sample of one device; ``instance`` is the id of a MIG device's GPU instance."""
-
-    handle: Any  # handle of the GPU, also for a MIG instance
-    instance: int | None = None
-    sample: Any = None
-
-    def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Take a sample, and return the metrics since the previous sample; ``names`` selects some of them."""
-        selected_fields = [field for name, field in METRICS.items() if not names or name in names]
-        support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
-        if isinstance(support, Unavailable):
-            return support
-        if not support.isSupportedDevice:
-            return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
-        previous_sample, current_sample = self.sample, self._take_sample(reader)
-        if isinstance(current_sample, Unavailable):
-            return current_sample
-        self.sample = current_sample
-        if previous_sample is None:
-            return Telemetry(
-                time.time_ns(), {field.name: _FIRST_SAMPLE for field in selected_fields}
-            )
-        fields = reader.attempt(
-            lambda: _metrics(reader, selected_fields, previous_sample, current_sample)
-        )
-        reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous_sample))
-        return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
-
-    def _take_sample(self, reader: Reader) -> Any:
-        sample = reader.attempt(reader.lib.nvmlGpmSampleAlloc)
-        if isinstance(sample, Unavailable):
-            return sample
-        if self.instance is None:
-            return reader.attempt(lambda: reader.lib.nvmlGpmSampleGet(self.handle, sample))
-        return reader.attempt(
-            lambda: reader.lib.nvmlGpmMigSampleGet(self.handle, self.instance, sample)
-        )
-
-
 def _metrics(
-    reader: Reader,
-    selected_fields: Collection[FieldInfo],
-    previous_sample: Any,
-    current_sample: Any,
+    reader: Reader, infos: Collection[FieldInfo], previous_sample: Any, sample: Any
 ) -> dict[str, Field]:
     lib = reader.lib
     request = lib.c_nvmlGpmMetricsGet_t()
     request.version = lib.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(selected_fields)
-    request.sample1, request.sample2 = previous_sample, current_sample
-    for metric, info in zip(request.metrics, selected_fields, strict=False):
+    request.numMetrics = len(infos)
+    request.sample1, request.sample2 = previous_sample, sample
+    for metric, info in zip(request.metrics, infos, strict=False):
         metric.metricId = getattr(lib, info.source)
     lib.nvmlGpmMetricsGet(request)
     return {
-        info.name: _metric(reader, metric, _MIB if info.unit == "B/s" else 1)
-        for metric, info in zip(request.metrics, selected_fields, strict=False)
+        info.name: reader.reason(metric.nvmlReturn)
+        if metric.nvmlReturn
+        else float(metric.value) * (_MIB if info.unit == "B/s" else 1)
+        for metric, info in zip(request.metrics, infos, strict=False)
     }
-
-
-def _metric(reader: Reader, metric: Any, factor: int) -> Field:
-    if metric.nvmlReturn:
-        return reader.reason(metric.nvmlReturn)
-    return float(metric.value) * factor
 
 
 # --- The link of each pair of GPUs, as NVML reports it ---------------------------------------------
@@ -318,32 +286,31 @@ _P2P_CAPABILITIES = range(4)  # read, write, NVLink, atomics
 _SWITCH = "switch"
 
 
-def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
-    """Yield the link of each pair of GPUs. ``gpus`` maps NVML indices to handles."""
-    handle_by_gpu = {index: handle for index, handle in gpus.items() if handle is not None}
-    remote_ends = {
-        index: _nvlink_ends(Reader(lib, handle)) for index, handle in handle_by_gpu.items()
+def _links(lib: Any, handles: Mapping[int, Any]) -> Iterator[Link]:
+    readers = {index: Reader(lib, handle) for index, handle in sorted(handles.items())}
+    remote_ends = {index: _nvlink_ends(reader) for index, reader in readers.items()}
+    buses = {
+        index: _bus_id(reader.call("nvmlDeviceGetPciInfo")) for index, reader in readers.items()
     }
-    bus_by_index = {index: _bus_id(Reader(lib, handle)) for index, handle in handle_by_gpu.items()}
-    for first_index, second_index in combinations(sorted(handle_by_gpu), 2):
-        reader, peer = Reader(lib, handle_by_gpu[first_index]), handle_by_gpu[second_index]
+    for (first, reader), (second, peer) in combinations(readers.items(), 2):
         read, write, nvlink, atomics = (
-            _call_named(reader, "nvmlDeviceGetP2PStatus", NAMES["p2p"], peer, p2p_capability)
-            for p2p_capability in _P2P_CAPABILITIES
+            _call_named(reader, "nvmlDeviceGetP2PStatus", NAMES["p2p"], peer.handle, capability)
+            for capability in _P2P_CAPABILITIES
         )
-        nvlink_count = _count_links_between(
-            remote_ends[first_index],
-            remote_ends[second_index],
-            bus_by_index[first_index],
-            bus_by_index[second_index],
+        # Direct links, or else those that a switch can connect.
+        first_ends, second_ends = remote_ends[first], remote_ends[second]
+        direct_count = min(first_ends.count(buses[second]), second_ends.count(buses[first]))
+        nvlink_count = direct_count or min(first_ends.count(_SWITCH), second_ends.count(_SWITCH))
+        if nvlink != NAMES["p2p"][0]:
+            nvlink_count = 0
+        path = _call_named(
+            reader, "nvmlDeviceGetTopologyCommonAncestor", NAMES["path"], peer.handle
         )
-        active_nvlink_count = nvlink_count if nvlink == NAMES["p2p"][0] else 0
-        path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", NAMES["path"], peer)
         yield Link(
-            first=first_index,
-            second=second_index,
-            path=f"NV{active_nvlink_count}" if active_nvlink_count else path,
-            nvlinks=active_nvlink_count,
+            first=first,
+            second=second,
+            path=f"NV{nvlink_count}" if nvlink_count else path,
+            nvlinks=nvlink_count,
             p2p_read=read,
             p2p_write=write,
             p2p_atomics=atomics,
@@ -351,53 +318,25 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
 
 
 def _call_named(
-    reader: Reader, function: str, name_by_number: Mapping[int, str], *arguments: Any
+    reader: Reader, function: str, names: Mapping[int, str], *arguments: Any
 ) -> str | Unavailable:
-    """Call a function and return the name of its result."""
-    result = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
-    return result if isinstance(result, Unavailable) else name_from(name_by_number)(result)
-
-
-def _bus_id(reader: Reader) -> str:
-    pci_info = reader.attempt(lambda: reader.lib.nvmlDeviceGetPciInfo(reader.handle))
-    return "" if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
+    result = reader.call(function, *arguments)
+    return result if isinstance(result, Unavailable) else name_from(names)(result)
 
 
 def _nvlink_ends(reader: Reader) -> list[str]:
     """Return the remote end of each active NVLink: the PCI address of a GPU, or a switch."""
     remote_ends = []
     for link_index in range(reader.lib.NVML_NVLINK_MAX_LINKS):
-        link_state = reader.attempt(
-            partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link_index)
-        )
-        if isinstance(link_state, Unavailable):
+        state = reader.call("nvmlDeviceGetNvLinkState", link_index)
+        if isinstance(state, Unavailable):
             break  # the GPU has no more links
-        if link_state == _NVLINK_ACTIVE:
-            remote_ends.append(_remote_end(reader, link_index))
+        if state == _NVLINK_ACTIVE:
+            device_type = reader.call("nvmlDeviceGetNvLinkRemoteDeviceType", link_index)
+            is_gpu = device_type == reader.lib.NVML_NVLINK_DEVICE_TYPE_GPU
+            info = reader.call("nvmlDeviceGetNvLinkRemotePciInfo", link_index) if is_gpu else None
+            remote_ends.append(_bus_id(info) or _SWITCH)
     return remote_ends
-
-
-def _remote_end(reader: Reader, link_index: int) -> str:
-    lib, handle = reader.lib, reader.handle
-    device_type = reader.attempt(
-        lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link_index)
-    )
-    if device_type != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
-        return _SWITCH
-    pci_info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link_index))
-    return _SWITCH if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
-
-
-def _count_links_between(
-    first_ends: list[str], second_ends: list[str], first_bus: str, second_bus: str
-) -> int:
-    """Return the number of NVLinks between two GPUs: direct ones, or else those that a switch can connect."""
-    direct_link_count = min(first_ends.count(second_bus), second_ends.count(first_bus))
-    return direct_link_count or min(first_ends.count(_SWITCH), second_ends.count(_SWITCH))
-
-
-def _text(nvml_text: Any) -> str:
-    return nvml_text.decode().lower() if isinstance(nvml_text, bytes) else str(nvml_text).lower()
 
 
 # --- The processes on a device, with their SM utilization, memory and runtime ----------------------

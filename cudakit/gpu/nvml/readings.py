@@ -65,8 +65,6 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    # Whether to read the value alone, because the driver omits the value from batches.
-    read_alone: bool = False
 
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -99,6 +97,10 @@ class Reader:
         if call not in self._results_by_call:
             self._results_by_call[call] = self.attempt(lambda: self._run_call(call))
         return self._results_by_call[call]
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Return the result of a function for the device, or Unavailable."""
+        return self.attempt(lambda: getattr(self.lib, function)(self.handle, *arguments))
 
     def attempt(self, call: Callable[[], Any]) -> Any:
         """Return the result of a function; Unavailable if the call fails or the function is missing."""
@@ -145,31 +147,19 @@ class Reader:
     def _read_values(self, field_values: list[FieldValue]) -> None:
         missing_value = Unavailable("this nvidia-ml-py lacks the field id")
         self._results_by_call |= dict.fromkeys(field_values, missing_value)
-        available_values = [
-            field_value for field_value in field_values if hasattr(self.lib, field_value.identifier)
-        ]
-        batched_values = [
-            field_value for field_value in available_values if not field_value.read_alone
-        ]
-        for batch in (
-            batched_values,
-            *([field_value] for field_value in available_values if field_value.read_alone),
-        ):
-            if batch:
-                self._read_batch(batch)
+        available = [value for value in field_values if hasattr(self.lib, value.identifier)]
+        # The driver omits temperature margins from a batch of values.
+        alone = [value for value in available if value.identifier.endswith("_TLIMIT")]
+        batch = [value for value in available if value not in alone]
+        for values in filter(None, (batch, *([value] for value in alone))):
+            ids = [(getattr(self.lib, value.identifier), value.scope) for value in values]
+            results = self.call("nvmlDeviceGetFieldValues", ids)
+            for index, value in enumerate(values):
+                self._results_by_call[value] = (
+                    results if isinstance(results, Unavailable) else self._decode(results[index])
+                )
 
-    def _read_batch(self, batch: list[FieldValue]) -> None:
-        ids = [
-            (getattr(self.lib, field_value.identifier), field_value.scope) for field_value in batch
-        ]
-        values = self.attempt(lambda: self.lib.nvmlDeviceGetFieldValues(self.handle, ids))
-        for index, field_value in enumerate(batch):
-            is_unavailable = isinstance(values, Unavailable)
-            self._results_by_call[field_value] = (
-                values if is_unavailable else self._decode_value(values[index])
-            )
-
-    def _decode_value(self, value: Any) -> Any:
+    def _decode(self, value: Any) -> Any:
         if value.nvmlReturn:
             return self.reason(value.nvmlReturn)
         if value.valueType >= len(_MEMBERS):
@@ -236,17 +226,9 @@ def cpu_ranges(masks: Iterable[int]) -> str:
     )
 
 
-def _decode_text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 def _divide_by_1000(value: float) -> float:
     # Dividing by 1000 is exact, multiplying by 0.001 is not: 700000 mW are 700.0 W.
     return value / 1000
-
-
-def _cluster_uuid(uuid_bytes: Iterable[int]) -> str:
-    return str(uuid.UUID(bytes=bytes(byte & 0xFF for byte in uuid_bytes)))
 
 
 _CONVERSION_BY_UNIT: Mapping[str, Convert] = {
@@ -260,7 +242,9 @@ _CONVERSION_BY_NAME: Mapping[str, Convert] = {
     "compute_capability": lambda pair: f"{pair[0]}.{pair[1]}",
     "board_id": hex,
     "cpu_affinity": cpu_ranges,
-    "fabric_cluster_uuid": _cluster_uuid,
+    "fabric_cluster_uuid": lambda digits: str(
+        uuid.UUID(bytes=bytes(byte & 0xFF for byte in digits))
+    ),
     "fabric_health_mask": hex,
     "instance_memory_bytes": lambda size: size * _MIB,
     "clocks_memory_supported_mhz": tuple,
@@ -283,36 +267,32 @@ def _readings(kind: Kind, *, of_instance: bool = False) -> Readings:
 def _call(field: NvmlField) -> Call | FieldValue:
     source = field.info.source
     if source.startswith("nvml"):
-        argument_texts = field.arguments
-        return Call(
-            source, tuple(int(text) if text.isdecimal() else text for text in argument_texts)
-        )
+        arguments = (int(text) if text.isdecimal() else text for text in field.arguments)
+        return Call(source, tuple(arguments))
     scope = int(field.arguments[0]) if field.arguments else 0
-    # The driver omits temperature margins from a batch of values.
-    return FieldValue(source, scope, read_alone=source.endswith("_TLIMIT"))
+    return FieldValue(source, scope)
 
 
 def _conversion(field: NvmlField) -> Convert:
     name, result_part = field.info.name, field.result_part
-    convert = _CONVERSION_BY_NAME.get(name) or _CONVERSION_BY_UNIT.get(
-        field.info.unit, _decode_text
-    )
+    convert = _CONVERSION_BY_NAME.get(name) or _CONVERSION_BY_UNIT.get(field.info.unit)
 
     def read_field(result: Any) -> Any:
         # Only the state is valid before the fabric is set up.
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and result.state != _FABRIC_COMPLETED:
             return Unavailable(f"fabric: {_CONVERSION_BY_NAME['fabric_state'](result.state)}")
-        value = _result_part(result, result_part)
-        return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
+        if result_part.startswith("."):
+            result = getattr(result, result_part[1:])
+        elif result_part:
+            result = result[int(result_part.strip("[]"))]
+        if result in _NOT_AVAILABLE:
+            return Unavailable("NVML reports no value")
+        if convert:
+            return convert(result)
+        return result.decode(errors="replace") if isinstance(result, bytes) else result
 
     return read_field
-
-
-def _result_part(result: Any, result_part: str) -> Any:
-    if result_part.startswith("."):
-        return getattr(result, result_part[1:])
-    return result[int(result_part.strip("[]"))] if result_part else result
 
 
 FACT_READINGS = _readings("fact")
