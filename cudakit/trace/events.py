@@ -8,6 +8,7 @@ detector reads records.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -40,11 +41,20 @@ Pointers: TypeAlias = Annotated[tuple[int, int, int, int, int, int, int], "7<u8"
 Text = Annotated[str, "<u4"]  # stored in a record as an index of the string table
 
 
+class _Body:
+    """Base of all bodies. The kind follows from the name of the class."""
+
+    __slots__ = ()
+    kind: ClassVar[EventKind]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = EventKind[re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).upper()]
+
+
 @dataclass(frozen=True, slots=True)
-class Alloc:
+class Alloc(_Body):
     """Memory was allocated; if ``stream`` is not 0, by a stream-ordered allocation in that stream."""
 
-    kind: ClassVar[EventKind] = EventKind.ALLOC
     address: U64
     size_bytes: U64
     allocation_kind: AllocationKind = AllocationKind.SYNC
@@ -55,10 +65,9 @@ class Alloc:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class Free(_Body):
     """Memory was freed; if ``stream`` is not 0, by a stream-ordered free in that stream."""
 
-    kind: ClassVar[EventKind] = EventKind.FREE
     address: U64
     size_bytes: U64
     allocation_kind: AllocationKind = AllocationKind.SYNC
@@ -68,7 +77,7 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(_Body):
     """A kernel was enqueued. The events of its accesses have the same ``seq``.
 
     If ``pending`` is true, the recorder writes assumed accesses directly after the launch. The recorder
@@ -81,7 +90,6 @@ class Launch:
     ``is_unordered`` is true, the launch may not be ordered after earlier work, but could not be recorded.
     """
 
-    kind: ClassVar[EventKind] = EventKind.LAUNCH
     stream: U32
     name: Text
     grid: Dim3 = (1, 1, 1)
@@ -94,14 +102,13 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Access(_Body):
     """A launch or a graph node accessed the bytes from ``lo`` up to ``hi``.
 
     A strided access is to ``count`` elements, of which the first begins at ``lo`` and the last ends at
     ``hi``.
     """
 
-    kind: ClassVar[EventKind] = EventKind.ACCESS
     lo: U64
     hi: U64
     mode: AccessMode
@@ -112,10 +119,9 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(_Body):
     """A copy was enqueued: ``rows`` rows of ``size_bytes`` each. A 3D copy has one event per slice."""
 
-    kind: ClassVar[EventKind] = EventKind.COPY
     stream: U32
     destination: U64
     source: U64
@@ -129,10 +135,9 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(_Body):
     """A fill (memset) was enqueued: ``rows`` rows of ``size_bytes`` each."""
 
-    kind: ClassVar[EventKind] = EventKind.FILL
     stream: U32
     address: U64
     size_bytes: U64
@@ -142,82 +147,72 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamCreate:
+class StreamCreate(_Body):
     """A stream was created, or a default stream was first used."""
 
-    kind: ClassVar[EventKind] = EventKind.STREAM_CREATE
     stream: U32
     flag: StreamFlag = StreamFlag.BLOCKING
     priority: I16 = 0
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDestroy:
+class StreamDestroy(_Body):
     """A stream was destroyed. Work that was already enqueued continues."""
 
-    kind: ClassVar[EventKind] = EventKind.STREAM_DESTROY
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
-class EventRecord:
+class EventRecord(_Body):
     """An event was recorded in a stream, after all work that was enqueued in the stream."""
 
-    kind: ClassVar[EventKind] = EventKind.EVENT_RECORD
     event: U32
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWait:
+class StreamWait(_Body):
     """A stream was made to wait for an event: its later work starts after the last record of the event."""
 
-    kind: ClassVar[EventKind] = EventKind.STREAM_WAIT
     stream: U32
     event: U32
 
 
 @dataclass(frozen=True, slots=True)
-class EventSync:
+class EventSync(_Body):
     """The host waited for the last record of an event."""
 
-    kind: ClassVar[EventKind] = EventKind.EVENT_SYNC
     event: U32
 
 
 @dataclass(frozen=True, slots=True)
-class EventQueryOk:
+class EventQueryOk(_Body):
     """The host queried an event, and the event was complete (``cudaEventQuery`` returned success)."""
 
-    kind: ClassVar[EventKind] = EventKind.EVENT_QUERY_OK
     event: U32
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSync:
+class StreamSync(_Body):
     """The host waited for a stream."""
 
-    kind: ClassVar[EventKind] = EventKind.STREAM_SYNC
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
-class StreamQueryOk:
+class StreamQueryOk(_Body):
     """The host queried a stream, and its work was complete (``cudaStreamQuery`` returned success)."""
 
-    kind: ClassVar[EventKind] = EventKind.STREAM_QUERY_OK
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
-class ContextSync:
+class ContextSync(_Body):
     """The host waited for every stream of a context."""
-
-    kind: ClassVar[EventKind] = EventKind.CONTEXT_SYNC
 
 
 @dataclass(frozen=True, slots=True)
-class HostCall:
+class HostCall(_Body):
     """A host function that was enqueued in a stream began or returned.
 
     ``event`` is the number of an event that the recorder itself recorded in the stream, directly before the
@@ -226,39 +221,35 @@ class HostCall:
     there, the host is ordered after all work that was enqueued in the stream before the function began.
     """
 
-    kind: ClassVar[EventKind] = EventKind.HOST_CALL
     stream: U32
     phase: HostCallPhase
     event: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureBegin:
+class CaptureBegin(_Body):
     """Stream capture began: later work of the stream becomes graph nodes."""
 
-    kind: ClassVar[EventKind] = EventKind.CAPTURE_BEGIN
     graph: U32
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureEnd:
+class CaptureEnd(_Body):
     """Stream capture ended. If it failed, its graph is never launched."""
 
-    kind: ClassVar[EventKind] = EventKind.CAPTURE_END
     graph: U32
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode:
+class GraphNode(_Body):
     """A node was added to a graph; ``node`` is its number in the graph, from 1.
 
     The accesses of copy and fill nodes have the ``seq`` of this event. The accesses of kernel nodes have the
     ``seq`` of each launch of the graph.
     """
 
-    kind: ClassVar[EventKind] = EventKind.GRAPH_NODE
     graph: U32
     node: U32
     node_type: NodeType
@@ -266,20 +257,18 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphEdge:
+class GraphEdge(_Body):
     """The graph node ``after`` depends on the node ``before``."""
 
-    kind: ClassVar[EventKind] = EventKind.GRAPH_EDGE
     graph: U32
     before: U32
     after: U32
 
 
 @dataclass(frozen=True, slots=True)
-class GraphLaunch:
+class GraphLaunch(_Body):
     """A graph was launched into a stream."""
 
-    kind: ClassVar[EventKind] = EventKind.GRAPH_LAUNCH
     stream: U32
     graph: U32
     executable: U32
@@ -292,33 +281,30 @@ class GraphLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphDestroy:
+class GraphDestroy(_Body):
     """No later launch has this graph: its executable graph was destroyed, or updated from another graph.
 
     Launches that were already enqueued continue. ``executable`` is 0 if the executable graph still exists.
     Traces of earlier versions lack this event.
     """
 
-    kind: ClassVar[EventKind] = EventKind.GRAPH_DESTROY
     graph: U32
     executable: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Memop:
+class Memop(_Body):
     """A stream memory operation was enqueued: a wait for a word in memory, or a write of the word."""
 
-    kind: ClassVar[EventKind] = EventKind.MEMOP
     stream: U32
     address: U64
     flag: MemopType
 
 
 @dataclass(frozen=True, slots=True)
-class RangePush:
+class RangePush(_Body):
     """A named NVTX range began: a range of the thread or, if ``number`` is not 0, a range of the process."""
 
-    kind: ClassVar[EventKind] = EventKind.RANGE_PUSH
     name: Text
     domain: Text = ""  # name of the NVTX domain; empty for the default domain
     # Number of a range of the process, which any thread may end; 0 for a range of the thread.
@@ -328,45 +314,41 @@ class RangePush:
 
 
 @dataclass(frozen=True, slots=True)
-class RangePop:
+class RangePop(_Body):
     """An NVTX range ended: the thread's innermost one in a domain, or the process's range ``number``."""
 
-    kind: ClassVar[EventKind] = EventKind.RANGE_POP
     domain: Text = ""
     number: U64 = 0  # number of a range of the process; 0 for a range of the thread
     is_copy: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(_Body):
     """An NVTX mark: a named point in time."""
 
-    kind: ClassVar[EventKind] = EventKind.MARK
     name: Text
     domain: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(_Body):
     """The recorder could not record an operation completely, for a reason that occurred ``count`` times."""
 
-    kind: ClassVar[EventKind] = EventKind.GAP
     reason: Text
     count: U64 = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Accessed:
+class Accessed(_Body):
     """The recorder wrote all accesses of the launch with this ``seq``, or of one node of a graph launch."""
 
-    kind: ClassVar[EventKind] = EventKind.ACCESSED
     node: U32 = 0  # number of the graph node; 0 for a kernel launch outside of graphs
     # False if exact accesses were lost; then the assumed accesses of the launch count.
     exact: Annotated[bool, "?"] = True
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class Template(_Body):
     """The accesses of the launch with this ``seq`` were compared with those of earlier launches.
 
     If ``template_id`` is not 0, the accesses become a template: later launches name the template instead
@@ -374,25 +356,23 @@ class Template:
     forgotten. If ``template_id`` is 0 and there was no ``check``, all templates so far are forgotten.
     """
 
-    kind: ClassVar[EventKind] = EventKind.TEMPLATE
     template_id: U32 = 0
     check: TemplateCheck = TemplateCheck.NONE
 
 
 @dataclass(frozen=True, slots=True)
-class TemplatePointers:
+class TemplatePointers(_Body):
     """Pointers among the arguments of a launch, in the order of the arguments; 0 after the last pointer.
 
     The launch is one whose accesses become a template, or one that uses a template of a launch with other
     pointers.
     """
 
-    kind: ClassVar[EventKind] = EventKind.TEMPLATE_POINTERS
     pointers: Pointers
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchDelayed:
+class LaunchDelayed(_Body):
     """The recorder delays a launch, for example because no arena has space for its accesses.
 
     The launch has the same ``seq``, so it counts as enqueued before the delay: calls of other threads during
@@ -400,23 +380,20 @@ class LaunchDelayed:
     Otherwise the delay ended, and the launch was recorded unless it failed.
     """
 
-    kind: ClassVar[EventKind] = EventKind.LAUNCH_DELAYED
     pending: Annotated[bool, "?"] = True
 
 
 @dataclass(frozen=True, slots=True)
-class Arenas:
+class Arenas(_Body):
     """The recorder's arenas (device memory to which kernels write their accesses) changed in size."""
 
-    kind: ClassVar[EventKind] = EventKind.ARENAS
     size_bytes: U64
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(_Body):
     """A memory pool could not allocate ``size_bytes``, after it had released its unused memory."""
 
-    kind: ClassVar[EventKind] = EventKind.OUT_OF_MEMORY
     size_bytes: U64
     free_bytes: U64  # free memory of the device
     pool: Text = ""  # name of the pool, such as "cupy"
@@ -426,7 +403,7 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiCall:
+class ApiCall(_Body):
     """The program called a function of the CUDA driver; a call within another one has no event.
 
     A call of the CUDA runtime is recorded as the driver function that it calls.
@@ -435,7 +412,6 @@ class ApiCall:
     within a process.
     """
 
-    kind: ClassVar[EventKind] = EventKind.API_CALL
     function: Text  # name of the function, such as "cuLaunchKernel"
     correlation: U32
     start_ns: I64
@@ -444,10 +420,9 @@ class ApiCall:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRun:
+class KernelRun(_Body):
     """A kernel ran on a device."""
 
-    kind: ClassVar[EventKind] = EventKind.KERNEL_RUN
     stream: U32
     name: Text
     correlation: U32  # id of the API call that launched the kernel or its graph
@@ -461,10 +436,9 @@ class KernelRun:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRun:
+class CopyRun(_Body):
     """A copy ran on a device."""
 
-    kind: ClassVar[EventKind] = EventKind.COPY_RUN
     stream: U32
     start_ns: I64
     end_ns: I64
@@ -478,10 +452,9 @@ class CopyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class FillRun:
+class FillRun(_Body):
     """A memset ran on a device."""
 
-    kind: ClassVar[EventKind] = EventKind.FILL_RUN
     stream: U32
     start_ns: I64
     end_ns: I64
@@ -491,27 +464,24 @@ class FillRun:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNodeSite:
+class GraphNodeSite(_Body):
     """A graph node was created; the event has the call stack of the capture of the node."""
 
-    kind: ClassVar[EventKind] = EventKind.GRAPH_NODE_SITE
     graph_node: U64
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileWindow:
+class ProfileWindow(_Body):
     """The profile of the process began, or it ended: GPU work outside of these times is not recorded."""
 
-    kind: ClassVar[EventKind] = EventKind.PROFILE_WINDOW
     is_open: Annotated[bool, "?"]
     rank: Annotated[int, "<i4"] = -1  # rank of the process in a job, as of torchrun; -1 if unknown
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(_Body):
     """The recorder read the name and the properties of the device of this event."""
 
-    kind: ClassVar[EventKind] = EventKind.DEVICE_INFO
     name: Text
     multiprocessors: U32 = 0
     memory_bytes: U64 = 0
@@ -523,10 +493,9 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Communicator:
+class Communicator(_Body):
     """The process joined a communicator of NCCL, or its hash and rank in the communicator became known."""
 
-    kind: ClassVar[EventKind] = EventKind.COMMUNICATOR
     hash: U64  # number of the communicator that all its ranks share; 0 if unknown
     communicator: U32  # number of the communicator in this process, from 1
     name: Text = ""  # name that the program gave the communicator
@@ -536,7 +505,7 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(_Body):
     """A kernel of NCCL performs one operation: a collective, or a send or receive between two ranks.
 
     The launch of the kernel has the same ``seq`` and stream. In a graph, the node of the kernel has the same
@@ -544,7 +513,6 @@ class Collective:
     call.
     """
 
-    kind: ClassVar[EventKind] = EventKind.COLLECTIVE
     stream: U32  # stream of the launch; 0 for a node of a graph
     send: U64  # address of the send buffer; 0 for a receive
     receive: U64  # address of the receive buffer; 0 for a send
@@ -573,7 +541,7 @@ EventBody: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(_Body):
     """An event with its body, API call, time, thread, context, device and call stack.
 
     Events with the same ``program_call`` were recorded while the program's own code executed one instruction,
