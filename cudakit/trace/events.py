@@ -541,7 +541,7 @@ EventBody: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Event(_Body):
+class Event:
     """An event with its body, API call, time, thread, context, device and call stack.
 
     Events with the same ``program_call`` were recorded while the program's own code executed one instruction,
